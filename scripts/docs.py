@@ -1,18 +1,33 @@
 """Writes the pages of ``docs/`` that are made of the code, for ``make docs``.
 
-``tests/unit/sdk/options/test_options.py`` fails when they are not current.
+``tests/unit/sdk/options/test_options.py`` and ``tests/unit/test_roles.py`` fail when they are not current.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stoker.runtime.options.actor_options import ActorOptions, MethodOptions
 from stoker.runtime.options.documentation import Option, options_of
 from stoker.runtime.options.options import TaskOptions
 from stoker.runtime.options.strategies import NodeAffinity, PlacementGroupSchedulingStrategy
+from stoker_gcs.api.routes import ROUTES as GCS_ROUTES
+from stoker_nodelet.api import ROUTES as NODELET_ROUTES
+from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
+from stoker_scheduler.api import ROUTES as SCHEDULER_ROUTES
+from stoker_wire.messages.common import Role
+
+if TYPE_CHECKING:
+    from stoker_wire.http.server.routes import Route, WebSocketRoute
 
 OPTIONS = Path(__file__).parents[1] / "docs/options.md"
+ROLES = Path(__file__).parents[1] / "docs/roles.md"
+SERVICE_ROUTES: dict[str, tuple[Route | WebSocketRoute, ...]] = {
+    "gcs": tuple(GCS_ROUTES),
+    "scheduler": tuple(SCHEDULER_ROUTES),
+    "nodelet": (*NODELET_ROUTES, *TRANSFER_ROUTES),
+}
 _HEAD = """\
 # Options
 
@@ -35,6 +50,35 @@ right one. Times are seconds, memory is bytes. `help(stoker.remote)` and `help(s
 *Enforced by* says which process acts on an option. The *caller* is the one that calls `.remote()`: a
 driver, a task or an actor. The others are as in [ARCHITECTURE.md](../ARCHITECTURE.md).
 """
+
+
+_ROLES_HEAD = """\
+# Roles
+
+<!-- Made by `make docs` from the route tables: change the roles there. -->
+
+Every request carries a token, and every token has a role. A route takes the roles that are marked here; any
+other gets 403 with the roles that it needs. The cluster's secret has all roles. Within a route that it may
+call, a `user` reaches its own jobs and what these made, and what is in the namespaces of its token; a `job`
+sees what its user does, and changes what is its own; an `admin` reaches all, a `viewer` sees all
+([SECURITY.md](../SECURITY.md)). `/healthz` and `/readyz` take no token; nor do `/metrics` and
+`/openapi.json` on loopback.
+"""
+
+
+def roles_page() -> str:
+    """Return ``docs/roles.md``: per service a table of routes and roles."""
+    parts = [_ROLES_HEAD]
+    head = f"| route | {' | '.join(Role)} |\n|---|{'---|' * len(Role)}\n"
+    for name, table in SERVICE_ROUTES.items():
+        rows = (
+            f"| `{getattr(route, 'method', 'GET')} {route.path}` | "
+            + " | ".join("✓" if role in route.roles else "" for role in Role)
+            + " |\n"
+            for route in table
+        )
+        parts.append(f"## {name}\n\n{head}{''.join(rows)}")
+    return "\n".join(parts)
 
 
 def options_page() -> str:
@@ -77,3 +121,4 @@ def _entry(name: str, option: Option, written: str) -> str:
 
 if __name__ == "__main__":
     OPTIONS.write_text(options_page())
+    ROLES.write_text(roles_page())

@@ -23,6 +23,7 @@ from stoker_gcs.history.past import TimeMachine
 from stoker_gcs.history.snapshots import Snapshots
 from stoker_gcs.history.story import Storyteller
 from stoker_gcs.peer_clients import PeerClients
+from stoker_gcs.registry.access import Access
 from stoker_gcs.registry.actors.placement import ActorPlacement
 from stoker_gcs.registry.actors.registry import ActorRegistry
 from stoker_gcs.registry.groups.placement import GroupPlacement
@@ -49,10 +50,12 @@ from stoker_gcs.registry.worker_exits import WorkerExits
 from stoker_gcs.state.event_log import EventLog
 from stoker_gcs.state.records import StateStore
 from stoker_gcs.store.group_commit import GroupCommitWriter
+from stoker_wire.messages.common import Role
 
 if TYPE_CHECKING:
     from stoker_gcs.ephemeral.protocol import EphemeralStore
     from stoker_gcs.store.protocol import Store
+    from stoker_wire.http.server.tokens import TokenSigner
     from stoker_wire.process.background import Background
     from stoker_wire.process.pauses import Pauses
     from stoker_wire.settings import Settings
@@ -70,6 +73,7 @@ class GcsApp:
     kv: KeyValues
     blobs: Blobs
     tokens: Tokens
+    access: Access
     jobs: JobRegistry
     sessions: DriverSessions
     probes: NodeProbes
@@ -122,7 +126,7 @@ def build_app(
     store: Store,
     ephemeral_store: EphemeralStore,
     settings: Settings,
-    token: str,
+    tokens: TokenSigner,
     background: Background,
     pauses: Pauses | None = None,
 ) -> GcsApp:
@@ -134,7 +138,7 @@ def build_app(
     replica_id = f"gcs_{os.urandom(6).hex()}"
     election = LeaderElection(state)
     nodes = NodeRegistry(state, settings)
-    peers = PeerClients(election, nodes.view, settings, token)
+    peers = PeerClients(election, nodes.view, settings, tokens.service(Role.GCS, replica_id))
     releaser = LeaseReleaser(state, peers, background)
     jobs = JobRegistry(state)
     actors = ActorRegistry(state, jobs, releaser)
@@ -167,6 +171,7 @@ def build_app(
         releaser=releaser,
         history=history,
     )
+    people = Tokens(state, tokens)
     return GcsApp(
         state=state,
         ephemeral=ephemeral,
@@ -175,7 +180,8 @@ def build_app(
         peers=peers,
         kv=KeyValues(state),
         blobs=blobs,
-        tokens=Tokens(state, token),
+        tokens=people,
+        access=Access(state, jobs, people),
         jobs=jobs,
         probes=NodeProbes(nodes, settings),
         drains=Drains(state, peers, nodes=nodes, actors=actors, groups=groups),

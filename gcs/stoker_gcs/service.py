@@ -15,6 +15,7 @@ from stoker_gcs.controllers.maintenance import Maintenance
 from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
 from stoker_gcs.store.opening import open_store
 from stoker_wire.http.server.service import Service
+from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.process.background import Background
 from stoker_wire.process.pauses import Pauses
 
@@ -91,8 +92,9 @@ async def serve(
     store = open_store(database_url)
     background, writers = Background("gcs"), Background("gcs-writers")
     pauses = Pauses() if store.shared else None
-    app = build_app(store, _ephemeral_store(redis_url), settings, token, background, pauses)
-    service = Service("gcs", settings, token=token, authenticator=app.tokens)
+    tokens = TokenSigner(token)
+    app = build_app(store, _ephemeral_store(redis_url), settings, tokens, background, pauses)
+    service = Service("gcs", settings, token=token, authority=app.access)
     service.dispatcher.pauses = pauses
     service.add_routes(ROUTES, app)
     maintenance = Maintenance(

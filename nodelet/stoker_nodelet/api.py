@@ -29,6 +29,7 @@ from stoker_wire.errors import (
     UnavailableError,
 )
 from stoker_wire.http.paging import page_of
+from stoker_wire.http.principals import ADMINS, GCS, JOBS, NODES, SCHEDULERS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.service import Request, bytes_response, stream_response
 from stoker_wire.messages.cluster import (
@@ -291,123 +292,145 @@ class Api:
 ROUTES = (
     Route(
         "POST", "/v1/leases", Api.start_lease, before_ready=True,
-        body=StartLease, reply=StartedLease, summary="Start a worker for a lease",
+        body=StartLease, reply=StartedLease, roles=SCHEDULERS,
+        summary="Start a worker for a lease",
     ),
     Route(
         "GET", "/v1/leases", Api.list_leases, before_ready=True,
-        reply=HeldLeases, summary="List the leases that this node holds",
+        reply=HeldLeases, roles=SCHEDULERS | GCS | ADMINS,
+        summary="List the leases that this node holds",
     ),
     Route(
         "POST", "/v1/leases/release", Api.release_leases, before_ready=True,
-        body=ReleaseLeases, reply=Empty, summary="Release leases",
+        body=ReleaseLeases, reply=Empty, roles=SCHEDULERS, summary="Release leases",
     ),
     Route(
         "POST", "/v1/leases/stop", Api.stop_leases, before_ready=True,
-        body=StopLeases, reply=Empty, summary="Preempt leases: notice, then the end of their workers",
+        body=StopLeases, reply=Empty, roles=SCHEDULERS,
+        summary="Preempt leases: notice, then the end of their workers",
     ),
     Route(
         "POST", "/v1/bundles", Api.hold_bundles, before_ready=True,
-        body=HoldBundles, reply=Empty, summary="Hold bundles of a placement group",
+        body=HoldBundles, reply=Empty, roles=SCHEDULERS,
+        summary="Hold bundles of a placement group",
     ),
     Route(
         "POST", "/v1/bundles/commit", Api.commit_bundles, before_ready=True,
         body=CommitBundles, reply=CommittedBundles,
-        summary="Hold prepared bundles until they are released",
+        roles=SCHEDULERS, summary="Hold prepared bundles until they are released",
     ),
     Route(
         "POST", "/v1/workers/register", Api.register_worker, before_ready=True,
-        body=RegisterWorker, reply=WorkerSetup, summary="Register a worker that is up",
+        body=RegisterWorker, reply=WorkerSetup, roles=JOBS,
+        summary="Register a worker that is up",
     ),
     Route(
         "GET", "/v1/workers", Api.list_workers,
-        query=WorkersQuery, reply=Page[Worker], summary="List the workers of this node",
+        query=WorkersQuery, reply=Page[Worker], roles=GCS | ADMINS,
+        summary="List the workers of this node",
     ),
-    Route("GET", "/v1/workers/{id}", Api.get_worker, reply=Worker, summary="Get a worker"),
+    Route("GET", "/v1/workers/{id}", Api.get_worker, reply=Worker, roles=GCS | JOBS | ADMINS,
+        summary="Get a worker"),
     Route(
         "GET", "/v1/workers/{id}/exit", Api.get_exit,
-        query=WorkerExitQuery, reply=WorkerExit, summary="Get how a worker ended; may wait for it",
+        query=WorkerExitQuery, reply=WorkerExit, roles=GCS | JOBS | ADMINS,
+        summary="Get how a worker ended; may wait for it",
     ),
     Route(
         "GET", "/v1/processes/{pid}", Api.get_process,
-        reply=Process, summary="Get whether a process runs here",
+        reply=Process, roles=GCS, summary="Get whether a process runs here",
     ),
     Route(
         "POST", "/v1/drain", Api.drain, body=DrainOrder, reply=HeldWork,
+        roles=GCS,
         summary="Keep no idle workers, for a while, and list what is still on this node",
     ),
     Route(
         "POST", "/v1/leave", Api.leave, body=LeaveOrder, reply=Empty,
-        summary="Leave the cluster, and end this nodelet",
+        roles=GCS, summary="Leave the cluster, and end this nodelet",
     ),
     Route(
         "POST", "/v1/workers/{id}/move", Api.move_worker, body=MoveWorker, reply=Empty,
+        roles=GCS,
         summary="Have an actor end once its running calls have, to be started elsewhere",
     ),
     Route(
         "POST", "/v1/workers/{id}/kill", Api.kill_worker,
-        body=KillWorker, reply=Empty, summary="Kill a worker and all that it started",
+        body=KillWorker, reply=Empty, roles=GCS | JOBS,
+        summary="Kill a worker and all that it started",
     ),
     Route(
         "POST", "/v1/workers/{id}/spent", Api.mark_worker_spent,
-        reply=Empty, summary="Mark a worker as taking no more calls: it leaves after its lease",
+        reply=Empty, roles=JOBS,
+        summary="Mark a worker as taking no more calls: it leaves after its lease",
     ),
     Route(
         "POST", "/v1/workers/{id}/stop-callbacks", Api.mark_stop_callbacks,
-        reply=Empty, summary="Give a worker notice before its end: its code has something to save",
+        reply=Empty, roles=JOBS,
+        summary="Give a worker notice before its end: its code has something to save",
     ),
     Route(
         "POST", "/v1/gpus/{index}/release", Api.release_gpu,
-        reply=Empty, summary="Put a quarantined GPU back to use",
+        reply=Empty, roles=GCS | ADMINS, summary="Put a quarantined GPU back to use",
     ),
     Route(
         "POST", "/v1/objects", Api.report_objects, before_ready=True,
-        body=SealObjects, reply=SealedObjects, summary="Report objects that were written to the arena",
+        body=SealObjects, reply=SealedObjects, roles=JOBS,
+        summary="Report objects that were written to the arena",
     ),
     Route(
         "POST", "/v1/objects/free", Api.free_objects, before_ready=True,
-        body=FreeObjects, reply=Freed, summary="Free objects",
+        body=FreeObjects, reply=Freed, roles=GCS | NODES | JOBS, summary="Free objects",
     ),
     Route(
         "POST", "/v1/objects/adopt", Api.adopt_objects, before_ready=True,
         body=AdoptObjects, reply=AdoptedObjects,
+        roles=GCS | NODES | JOBS,
         summary="Make this node the home of objects of which it has copies",
     ),
     Route(
         "GET", "/v1/objects", Api.list_objects,
-        query=ObjectsQuery, reply=Page[ObjectInfo], summary="List the objects in the arena",
+        query=ObjectsQuery, reply=Page[ObjectInfo], roles=GCS | ADMINS,
+        summary="List the objects in the arena",
     ),
     Route(
         "POST", "/v1/arena/room", Api.make_room, before_ready=True,
-        body=MakeRoom, reply=Empty, summary="Spill objects until so many bytes are free",
+        body=MakeRoom, reply=Empty, roles=JOBS,
+        summary="Spill objects until so many bytes are free",
     ),
     Route(
         "GET", "/v1/arena", Api.get_arena_usage,
-        reply=ArenaUsage, summary="Get how full the arena is",
+        reply=ArenaUsage, roles=GCS | JOBS | ADMINS, summary="Get how full the arena is",
     ),
     Route(
         "GET", "/v1/logs", Api.read_logs, stream=True,
-        query=LogsQuery, reply=LogLine, summary="Read lines of output, as NDJSON; may follow",
+        query=LogsQuery, reply=LogLine, roles=GCS,
+        summary="Read lines of output, as NDJSON; may follow",
     ),
     Route(
         "POST", "/v1/jobs/{job_id}/end-attempt", Api.end_attempt, before_ready=True,
         body=EndAttempt, reply=Empty,
+        roles=GCS,
         summary="End what an attempt of a job has left here, before the next one starts",
     ),
     Route(
         "GET", "/v1/jobs/{job_id}/output", Api.get_job_output,
-        reply=NodeOutput, summary="Get how much a job wrote into its output folder here",
+        reply=NodeOutput, roles=GCS,
+        summary="Get how much a job wrote into its output folder here",
     ),
     Route(
         "GET", "/v1/jobs/{job_id}/output.tar", Api.download_job_output, stream=True,
+        roles=GCS,
         summary="Download what a job wrote into its output folder here, as a tar archive",
     ),
     Route(
         "POST", "/v1/logs", Api.read_remaining_logs, stream=True,
         query=LogsQuery, body=LogCursors, reply=LogLine,
-        summary="Read the lines of output behind those seen, up to now",
+        roles=GCS, summary="Read the lines of output behind those seen, up to now",
     ),
     Route(
         "POST", "/v1/tasks/flush", Api.flush_tasks,
-        reply=TaskHistoryStatus, summary="Forward the task history of this node now",
+        reply=TaskHistoryStatus, roles=GCS | JOBS,
+        summary="Forward the task history of this node now",
     ),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker_wire.errors import UnavailableError
+from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.common import Address
 
 NO_ADDRESS = Address("", "", "", "", "")
@@ -40,7 +41,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Names and folders of one nodelet. ``token`` never appears on a command line."""
+    """Names and folders of one nodelet. ``token`` is its own, ``tokens`` makes those of its processes."""
 
     node_id: str
     host_id: str
@@ -48,6 +49,7 @@ class Identity:
     unix: str
     gcs_url: str
     token: str
+    tokens: TokenSigner
     session_dir: Path
     arena_dir: Path
     socket_dir: Path

@@ -54,6 +54,7 @@ from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.service import Service
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import Device, Node, RegisterNode, WorkerExit, WorkersExited
+from stoker_wire.messages.common import Role
 from stoker_wire.messages.groups import PREPARED_TTL_S
 from stoker_wire.process.background import Background
 from stoker_wire.process.host_identity import host_id
@@ -201,6 +202,7 @@ async def serve(
 ) -> Nodelet:
     """Start a nodelet on ``host``:``port`` (0: a free one) that joins the gcs at ``gcs_url``.
 
+    ``token`` is the cluster's secret.
     ``num_cpus``, ``num_gpus`` and ``memory`` (bytes) default to the settings, then to what the
     machine has. ``forkserver`` is one that was started earlier; ``target`` is the function that
     workers run. ``end`` ends the process that this nodelet is, when its node was drained; one that is part of
@@ -224,7 +226,8 @@ async def serve(
         endpoint=Endpoint(),
         unix=str(socket_dir / f"{node_id}.sock"),
         gcs_url=gcs_url,
-        token=token,
+        token=service.tokens.service(Role.NODE, node_id),
+        tokens=service.tokens,
         session_dir=session_dir,
         arena_dir=arena_dir,
         socket_dir=socket_dir,

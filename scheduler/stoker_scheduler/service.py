@@ -26,6 +26,7 @@ from stoker_wire.http.client.client import Client
 from stoker_wire.http.client.pool import ClientPool
 from stoker_wire.http.server.service import Service
 from stoker_wire.ids import Prefix, new_id
+from stoker_wire.messages.common import Role
 from stoker_wire.messages.work import Job
 from stoker_wire.process.background import Background
 
@@ -43,9 +44,9 @@ class SchedulerService:
 
     def __init__(self, settings: Settings, *, token: str, gcs_url: str) -> None:
         self._settings = settings
-        self._token = token
         self._service = Service("scheduler", settings, token=token)
-        self._gcs = Client(gcs_url, token=token, peer="scheduler", settings=settings)
+        self._token = self._service.tokens.service(Role.SCHEDULER, "scheduler")
+        self._gcs = Client(gcs_url, token=self._token, peer="scheduler", settings=settings)
         self._background = Background("scheduler.life")
         self._extenders = read_extenders(settings.extenders) if settings.extenders else ()
         self._engine: Engine | None = None

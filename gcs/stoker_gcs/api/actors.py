@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stoker_gcs.api.events import watch
 from stoker_gcs.api.filters import event_filter, state_filter
 from stoker_gcs.registry.actors.rules import ACTORS
+from stoker_wire.http.principals import READERS, WORK
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.queries import ActorQuery, WaitQuery
@@ -31,16 +32,19 @@ FILTERS = ("job_id", "state", "name", "namespace", "node_id", "class_name")
 
 
 async def create_actor(app: GcsApp, req: Request) -> Actor:
+    await app.access.check_new(
+        req.principal, job_id=req.body.demand.job_id, namespace=req.body.namespace
+    )
     return await app.actors.create(req.body)
 
 
 async def list_actors(app: GcsApp, req: Request) -> Any:
     query = req.query
     if query.watch:
-        return await watch(app.state, req, event_filter("actor."))
+        return await watch(app, req, event_filter("actor."))
     where = {name: getattr(query, name) for name in FILTERS}
     where["state"] = state_filter(query.state, ActorState)
-    return await app.state.page(ACTORS, query, where)
+    return await app.state.page(ACTORS, query, await app.access.narrowed(req.principal, where))
 
 
 async def get_actor(app: GcsApp, req: Request) -> Actor:
@@ -67,7 +71,13 @@ async def kill_actor(app: GcsApp, req: Request) -> Actor:
 
 ROUTES = (
     Route(
-        "POST", "/v1/actors", create_actor, body=CreateActor, reply=Actor, summary="Create actor"
+        "POST",
+        "/v1/actors",
+        create_actor,
+        body=CreateActor,
+        reply=Actor,
+        roles=WORK,
+        summary="Create actor",
     ),
     Route(
         "GET",
@@ -75,6 +85,7 @@ ROUTES = (
         list_actors,
         query=ActorQuery,
         reply=Page[Actor],
+        roles=READERS,
         summary="List or watch actors",
     ),
     Route(
@@ -83,6 +94,7 @@ ROUTES = (
         get_actor,
         query=WaitQuery,
         reply=Actor,
+        roles=READERS,
         summary="Get actor; wait until it is ALIVE or DEAD",
     ),
     Route(
@@ -90,6 +102,7 @@ ROUTES = (
         "/v1/named-actors/{namespace}/{name}",
         get_named_actor,
         reply=Actor,
+        roles=READERS,
         summary="Get living actor by name",
     ),
     Route(
@@ -98,6 +111,7 @@ ROUTES = (
         supply_arguments,
         body=SupplyArguments,
         reply=Actor,
+        roles=WORK,
         summary="Supply arguments of actor's constructor",
     ),
     Route(
@@ -106,6 +120,7 @@ ROUTES = (
         report_actor,
         body=ReportActor,
         reply=Actor,
+        roles=WORK,
         summary="Report actor state",
     ),
     Route(
@@ -114,6 +129,7 @@ ROUTES = (
         kill_actor,
         body=KillActor,
         reply=Actor,
+        roles=WORK,
         summary="Kill actor",
     ),
 )

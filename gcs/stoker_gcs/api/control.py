@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stoker_wire.http.principals import ADMINS, JOBS, READERS, SCHEDULERS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.control import (
     Campaign,
+    ChannelReview,
     CreateToken,
     IdMatches,
     IdQuery,
@@ -18,6 +20,7 @@ from stoker_wire.messages.control import (
     ListQuery,
     Page,
     RetentionStatus,
+    ReviewChannel,
     Token,
 )
 from stoker_wire.messages.queries import ResignQuery
@@ -48,11 +51,15 @@ async def get_retention(app: GcsApp, req: Request) -> RetentionStatus:
 
 
 async def create_token(app: GcsApp, req: Request) -> Token:
-    return await app.tokens.create(req.body, key=req.idempotency_key)
+    return await app.tokens.create(req.body, by=req.principal, key=req.idempotency_key)
 
 
 async def list_tokens(app: GcsApp, req: Request) -> Page[Token]:
     return await app.tokens.page(req.query)
+
+
+async def review_channel(app: GcsApp, req: Request) -> ChannelReview:
+    return ChannelReview(allowed=await app.access.may_open_channel(req.principal, req.body))
 
 
 async def revoke_token(app: GcsApp, req: Request) -> Token:
@@ -66,6 +73,7 @@ ROUTES = (
         list_ids,
         query=IdQuery,
         reply=IdMatches,
+        roles=READERS,
         summary="List ids of nodes, jobs, tasks, actors and workers by prefix",
     ),
     Route(
@@ -75,6 +83,7 @@ ROUTES = (
         body=Campaign,
         reply=Leader,
         idempotency=False,
+        roles=SCHEDULERS,
         summary="Acquire or renew leadership; 409 names the present leader",
     ),
     Route(
@@ -82,14 +91,23 @@ ROUTES = (
         "/v1/leaders/{name}",
         get_leader,
         reply=Leader,
+        roles=READERS,
         summary="Get leader; 503 while there is none",
     ),
-    Route("DELETE", "/v1/leaders/{name}", resign, query=ResignQuery, summary="Resign leadership"),
+    Route(
+        "DELETE",
+        "/v1/leaders/{name}",
+        resign,
+        query=ResignQuery,
+        roles=SCHEDULERS | ADMINS,
+        summary="Resign leadership",
+    ),
     Route(
         "GET",
         "/v1/retention",
         get_retention,
         reply=RetentionStatus,
+        roles=READERS,
         summary="Get what is kept of what has ended, since when, and by which policies",
     ),
     Route(
@@ -100,6 +118,7 @@ ROUTES = (
         reply=Token,
         # A retry derives the secret again; a store of replies must not hold it.
         idempotency=False,
+        roles=ADMINS,
         summary="Create token; its secret is in this reply only",
     ),
     Route(
@@ -108,7 +127,24 @@ ROUTES = (
         list_tokens,
         query=ListQuery,
         reply=Page[Token],
+        roles=ADMINS,
         summary="List tokens",
     ),
-    Route("DELETE", "/v1/tokens/{token_id}", revoke_token, reply=Token, summary="Revoke token"),
+    Route(
+        "POST",
+        "/v1/channel-reviews",
+        review_channel,
+        body=ReviewChannel,
+        reply=ChannelReview,
+        roles=JOBS,
+        summary="Review whether a process of another job may open a channel to the caller",
+    ),
+    Route(
+        "DELETE",
+        "/v1/tokens/{token_id}",
+        revoke_token,
+        reply=Token,
+        roles=ADMINS,
+        summary="Revoke token",
+    ),
 )

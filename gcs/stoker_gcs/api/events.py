@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker_gcs.api.filters import event_filter
 from stoker_wire.http.paging import bad_cursor
+from stoker_wire.http.principals import READERS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.watch import BOOKMARK, watch_response
 from stoker_wire.messages.control import Event, Order, Page
@@ -30,17 +31,19 @@ async def list_events(app: GcsApp, req: Request) -> Any:
         kind, _, node_id = req.peer.partition(" ")
         if kind == "nodelet":
             app.probes.watches(node_id, req.http)
-        return await watch(app.state, req, event_filter(query.kind, query.subject))
-    return await _page(app.state, query)
+        return await watch(app, req, event_filter(query.kind, query.subject))
+    matches = event_filter(query.kind, query.subject)
+    return await _page(app.state, query, await app.access.seen(req.principal, matches))
 
 
-async def watch(
-    state: StateStore, req: Request, matches: Callable[[Event], bool]
-) -> web.StreamResponse:
-    """Stream matching events after ``?since``; CompactedError (410) if some of them are gone."""
+async def watch(app: GcsApp, req: Request, matches: Callable[[Event], bool]) -> web.StreamResponse:
+    """Stream matching events after ``?since`` that the caller may see.
+
+    CompactedError (410) if some of them are gone.
+    """
     since: int = req.query.since
-    await state.log.read(since, 1)
-    source = _matching(state, since, matches)
+    await app.state.log.read(since, 1)
+    source = _matching(app.state, since, await app.access.seen(req.principal, matches))
     return await watch_response(req, source, since=since, bookmark_s=req.settings.bookmark_s)
 
 
@@ -60,12 +63,13 @@ async def _matching(
             yield Event(seq=last.seq, at_s=last.at_s, kind=BOOKMARK, subject="")
 
 
-async def _page(state: StateStore, query: EventQuery) -> Page[Event]:
+async def _page(
+    state: StateStore, query: EventQuery, matches: Callable[[Event], bool]
+) -> Page[Event]:
     """Return a page of the log behind the cursor: from ``since`` on, or with ``order=desc`` back to it.
 
     One page reads a bounded part of the log, so it may be short, or empty, with a next cursor.
     """
-    matches = event_filter(query.kind, query.subject)
     last, first = state.log.last, max(query.since, state.log.compacted)
     if query.cursor and not (query.cursor.isascii() and query.cursor.isdecimal()):
         raise bad_cursor(query.cursor)
@@ -105,6 +109,7 @@ ROUTES = (
         list_events,
         query=EventQuery,
         reply=Page[Event],
+        roles=READERS,
         summary="List events, or watch them from ?since on",
     ),
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stoker_gcs.api.events import watch
 from stoker_gcs.api.filters import event_filter, state_filter
 from stoker_gcs.registry.groups.rules import GROUPS
+from stoker_wire.http.principals import ADMINS, READERS, SCHEDULERS, WORK
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.control import Explanation, Page
 from stoker_wire.messages.groups import (
@@ -28,16 +29,17 @@ FILTERS = ("job_id", "state", "name", "namespace")
 
 
 async def create_group(app: GcsApp, req: Request) -> PlacementGroup:
+    await app.access.check_new(req.principal, job_id=req.body.job_id, namespace=req.body.namespace)
     return await app.groups.create(req.body)
 
 
 async def list_groups(app: GcsApp, req: Request) -> Any:
     query = req.query
     if query.watch:
-        return await watch(app.state, req, event_filter("placement_group."))
+        return await watch(app, req, event_filter("placement_group."))
     where = {name: getattr(query, name) for name in FILTERS}
     where["state"] = state_filter(query.state, GroupState)
-    return await app.state.page(GROUPS, query, where)
+    return await app.state.page(GROUPS, query, await app.access.narrowed(req.principal, where))
 
 
 async def get_group(app: GcsApp, req: Request) -> PlacementGroup:
@@ -68,6 +70,7 @@ ROUTES = (
         create_group,
         body=CreatePlacementGroup,
         reply=PlacementGroup,
+        roles=WORK,
         summary="Create placement group",
     ),
     Route(
@@ -76,6 +79,7 @@ ROUTES = (
         list_groups,
         query=GroupQuery,
         reply=Page[PlacementGroup],
+        roles=READERS,
         summary="List or watch placement groups",
     ),
     Route(
@@ -84,6 +88,7 @@ ROUTES = (
         get_group,
         query=WaitQuery,
         reply=PlacementGroup,
+        roles=READERS,
         summary="Get placement group; wait until it is CREATED or REMOVED",
     ),
     Route(
@@ -91,6 +96,7 @@ ROUTES = (
         "/v1/named-placement-groups/{namespace}/{name}",
         get_named_group,
         reply=PlacementGroup,
+        roles=READERS,
         summary="Get living placement group by name",
     ),
     Route(
@@ -98,6 +104,7 @@ ROUTES = (
         "/v1/placement-groups/{group_id}",
         remove_group,
         reply=PlacementGroup,
+        roles=WORK,
         summary="Remove placement group; what runs in it ends",
     ),
     Route(
@@ -106,6 +113,7 @@ ROUTES = (
         preempt_group,
         body=PreemptGroup,
         reply=PlacementGroup,
+        roles=SCHEDULERS | ADMINS,
         summary="Place all bundles of placement group again (asked for by the scheduler)",
     ),
     Route(
@@ -113,6 +121,7 @@ ROUTES = (
         "/v1/placement-groups/{group_id}/explain",
         explain_group,
         reply=Explanation,
+        roles=READERS,
         summary="Explain why placement group waits, or what became of it",
     ),
 )

@@ -14,8 +14,8 @@ from stoker_gcs.api.events import watch
 from stoker_gcs.api.filters import event_filter, state_filter
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.registry.schedules.rules import SCHEDULES, id_prefix
-from stoker_gcs.registry.tokens import user_of
 from stoker_gcs.store.changes import Prefix
+from stoker_wire.http.principals import NODES, READERS, WORK
 from stoker_wire.http.server.routes import Route, WebSocketRoute
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.queries import DriverExitQuery, JobQuery, ScheduleQuery, WaitQuery
@@ -39,24 +39,32 @@ if TYPE_CHECKING:
 
 
 async def submit_job(app: GcsApp, req: Request) -> Job:
+    await app.access.check_new(req.principal, namespace=req.body.namespace)
     await app.queues.check(req.body.queue)
-    return await app.jobs.submit(req.body, user=user_of(req.principal), key=req.idempotency_key)
+    by = app.access.submitter(req.principal)
+    return await app.jobs.submit(req.body, by=by, key=req.idempotency_key)
 
 
 async def attach_driver(app: GcsApp, req: Request) -> Job:
+    await app.access.check_new(
+        req.principal, job_id=req.body.job_id or "", namespace=req.body.namespace
+    )
     await app.queues.check(req.body.queue)
-    return await app.jobs.attach(req.body, user=user_of(req.principal), key=req.idempotency_key)
+    by = app.access.submitter(req.principal)
+    job = await app.jobs.attach(req.body, by=by, key=req.idempotency_key)
+    return msgspec.structs.replace(job, token=app.tokens.signer.job(job.job_id))
 
 
 async def list_jobs(app: GcsApp, req: Request) -> Any:
     query = req.query
     of_schedule = id_prefix(query.schedule) if query.schedule else ""
     if query.watch:
-        return await watch(app.state, req, event_filter("job.", of_schedule))
+        return await watch(app, req, event_filter("job.", of_schedule))
     where: dict[str, Condition] = {
         "state": state_filter(query.state, JobState),
         "namespace": query.namespace,
         "job_id": Prefix(of_schedule) if of_schedule else "",
+        "owner": "" if req.principal.sees_all else req.principal.name,
     }
     page = await app.state.page(JOBS, query, where)
     of_it = tuple(job for job in page.items if query.schedule in ("", job.schedule))
@@ -96,13 +104,18 @@ async def serve_session(app: GcsApp, req: Request, ws: web.WebSocketResponse) ->
 
 
 async def create_schedule(app: GcsApp, req: Request) -> Schedule:
-    return await app.schedules.create(req.body, user=user_of(req.principal))
+    await app.access.check_new(req.principal, namespace=req.body.job.namespace)
+    return await app.schedules.create(req.body, by=app.access.submitter(req.principal))
 
 
 async def list_schedules(app: GcsApp, req: Request) -> Any:
     if req.query.watch:
-        return await watch(app.state, req, event_filter("schedule."))
-    return await app.state.page(SCHEDULES, req.query, {})
+        return await watch(app, req, event_filter("schedule."))
+    page = await app.state.page(SCHEDULES, req.query, {})
+    seen = tuple(
+        one for one in page.items if req.principal.sees_all or one.user == req.principal.name
+    )
+    return msgspec.structs.replace(page, items=seen)
 
 
 async def get_schedule(app: GcsApp, req: Request) -> Schedule:
@@ -118,13 +131,18 @@ async def delete_schedule(app: GcsApp, req: Request) -> Schedule:
 
 
 ROUTES = (
-    Route("POST", "/v1/jobs", submit_job, body=SubmitJob, reply=Job, summary="Submit job"),
+    Route(
+        "POST", "/v1/jobs", submit_job, body=SubmitJob, reply=Job, roles=WORK, summary="Submit job"
+    ),
     Route(
         "POST",
         "/v1/jobs/attach",
         attach_driver,
         body=AttachDriver,
         reply=Job,
+        # Kept by the registry: the reply, which has a token, is stored nowhere.
+        idempotency=False,
+        roles=WORK,
         summary="Attach driver, to a new job or to the one it names",
     ),
     Route(
@@ -133,6 +151,7 @@ ROUTES = (
         list_jobs,
         query=JobQuery,
         reply=Page[Job],
+        roles=READERS,
         summary="List or watch jobs",
     ),
     Route(
@@ -141,14 +160,16 @@ ROUTES = (
         get_job,
         query=WaitQuery,
         reply=Job,
+        roles=READERS,
         summary="Get job; wait for its end",
     ),
-    Route("POST", "/v1/jobs/{job_id}/stop", stop_job, reply=Job, summary="Stop job"),
+    Route("POST", "/v1/jobs/{job_id}/stop", stop_job, reply=Job, roles=WORK, summary="Stop job"),
     Route(
         "DELETE",
         "/v1/jobs/{job_id}",
         delete_job,
         reply=Job,
+        roles=WORK,
         summary="Delete job that has ended, with history of its tasks",
     ),
     Route(
@@ -157,6 +178,7 @@ ROUTES = (
         finish_job,
         body=FinishJob,
         reply=Job,
+        roles=WORK | NODES,
         summary="Report end of job",
     ),
     Route(
@@ -165,6 +187,7 @@ ROUTES = (
         report_slow_rank,
         body=ReportSlowRank,
         reply=SlowRank,
+        roles=WORK,
         summary="Report slow rank of training job, for policies to act on",
     ),
     Route(
@@ -174,6 +197,7 @@ ROUTES = (
         query=DriverExitQuery,
         raw_body=True,
         stream=True,
+        roles=WORK,
         summary="Report exit of attached driver: the one byte of the body is its exit code",
     ),
     Route(
@@ -182,6 +206,7 @@ ROUTES = (
         create_schedule,
         body=CreateSchedule,
         reply=Schedule,
+        roles=WORK,
         summary="Create schedule, which submits job at times of cron line",
     ),
     Route(
@@ -190,15 +215,24 @@ ROUTES = (
         list_schedules,
         query=ScheduleQuery,
         reply=Page[Schedule],
+        roles=READERS,
         summary="List or watch schedules",
     ),
-    Route("GET", "/v1/schedules/{name}", get_schedule, reply=Schedule, summary="Get schedule"),
+    Route(
+        "GET",
+        "/v1/schedules/{name}",
+        get_schedule,
+        reply=Schedule,
+        roles=READERS,
+        summary="Get schedule",
+    ),
     Route(
         "PATCH",
         "/v1/schedules/{name}",
         change_schedule,
         body=ChangeSchedule,
         reply=Schedule,
+        roles=WORK,
         summary="Pause or resume schedule",
     ),
     Route(
@@ -206,11 +240,13 @@ ROUTES = (
         "/v1/schedules/{name}",
         delete_schedule,
         reply=Schedule,
+        roles=WORK,
         summary="Delete schedule; its jobs stay",
     ),
     WebSocketRoute(
         "/v1/jobs/{job_id}/session",
         serve_session,
+        roles=WORK,
         summary="Hold session of driver: the job fails if it ends without a finish",
         heartbeat_s=None,
     ),

@@ -11,6 +11,7 @@ from aiohttp import ClientConnectionResetError, web
 from stoker_gcs import log_stream
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.errors import BadRequestError, NotFoundError
+from stoker_wire.http.principals import READERS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.watch import stream_response
 from stoker_wire.messages.control import LogCursors, LogLine
@@ -123,6 +124,7 @@ ROUTES = (
         query=LogQuery,
         reply=LogLine,
         stream=True,
+        roles=READERS,
         summary="Stream output of job's driver",
     ),
     Route(
@@ -132,6 +134,7 @@ ROUTES = (
         query=LogQuery,
         reply=LogLine,
         stream=True,
+        roles=READERS,
         summary="Stream output of job's workers, merged",
     ),
     Route(
@@ -141,6 +144,7 @@ ROUTES = (
         query=LogQuery,
         reply=LogLine,
         stream=True,
+        roles=READERS,
         summary="Stream output of the worker that ran a task",
     ),
     Route(
@@ -150,6 +154,7 @@ ROUTES = (
         body=LogCursors,
         reply=LogLine,
         stream=True,
+        roles=READERS,
         summary="Stream output of job's workers behind the lines seen, up to now",
     ),
 )

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from stoker_gcs.api.events import watch
 from stoker_gcs.api.filters import event_filter, state_filter
 from stoker_gcs.peer_clients import CALL_S
-from stoker_gcs.registry.tokens import user_of
 from stoker_gcs.state.schema import SCHEDULER
 from stoker_wire.http.paging import page_of
+from stoker_wire.http.principals import ADMINS, NODES, READERS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.cluster import (
     ChangeTaints,
@@ -48,7 +48,7 @@ async def register_node(app: GcsApp, req: Request) -> RegisteredNode:
 
 async def list_nodes(app: GcsApp, req: Request) -> Any:
     if req.query.watch:
-        return await watch(app.state, req, event_filter("node.,gpu."))
+        return await watch(app, req, event_filter("node.,gpu."))
     return await app.nodes.page(req.query, state_filter(req.query.state, NodeState))
 
 
@@ -65,7 +65,7 @@ async def deregister_node(app: GcsApp, req: Request) -> None:
 
 
 async def cordon_node(app: GcsApp, req: Request) -> Node:
-    return await app.nodes.cordon(req.path["node_id"], req.body, user=user_of(req.principal))
+    return await app.nodes.cordon(req.path["node_id"], req.body, user=req.principal.name)
 
 
 async def uncordon_node(app: GcsApp, req: Request) -> Node:
@@ -73,7 +73,7 @@ async def uncordon_node(app: GcsApp, req: Request) -> Node:
 
 
 async def drain_node(app: GcsApp, req: Request) -> Node:
-    return await app.nodes.drain(req.path["node_id"], req.body, user=user_of(req.principal))
+    return await app.nodes.drain(req.path["node_id"], req.body, user=req.principal.name)
 
 
 async def get_drain(app: GcsApp, req: Request) -> DrainStatus:
@@ -121,6 +121,7 @@ ROUTES = (
         register_node,
         body=RegisterNode,
         reply=RegisteredNode,
+        roles=NODES,
         summary="Register node",
     ),
     Route(
@@ -129,15 +130,17 @@ ROUTES = (
         list_nodes,
         query=NodeQuery,
         reply=Page[Node],
+        roles=READERS,
         summary="List or watch nodes",
     ),
-    Route("GET", "/v1/nodes/{node_id}", get_node, reply=Node, summary="Get node"),
+    Route("GET", "/v1/nodes/{node_id}", get_node, reply=Node, roles=READERS, summary="Get node"),
     Route(
         "POST",
         "/v1/nodes/{node_id}/heartbeat",
         record_heartbeat,
         body=Heartbeat,
         idempotency=False,
+        roles=NODES,
         summary="Record node heartbeat",
     ),
     Route(
@@ -145,6 +148,7 @@ ROUTES = (
         "/v1/nodes/{node_id}/leave",
         deregister_node,
         body=Leave,
+        roles=NODES | ADMINS,
         summary="Deregister node",
     ),
     Route(
@@ -153,6 +157,7 @@ ROUTES = (
         cordon_node,
         body=CordonNode,
         reply=Node,
+        roles=ADMINS,
         summary="Place nothing more on a node",
     ),
     Route(
@@ -160,6 +165,7 @@ ROUTES = (
         "/v1/nodes/{node_id}/uncordon",
         uncordon_node,
         reply=Node,
+        roles=ADMINS,
         summary="Place work on a node again",
     ),
     Route(
@@ -168,6 +174,7 @@ ROUTES = (
         drain_node,
         body=DrainNode,
         reply=Node,
+        roles=ADMINS,
         summary="Empty a node, which then leaves",
     ),
     Route(
@@ -175,6 +182,7 @@ ROUTES = (
         "/v1/nodes/{node_id}/drain",
         get_drain,
         reply=DrainStatus,
+        roles=READERS,
         summary="Get how a node's drain goes, and what is left there",
     ),
     Route(
@@ -183,12 +191,14 @@ ROUTES = (
         taint_node,
         body=ChangeTaints,
         reply=Node,
+        roles=ADMINS,
         summary="Change the taints of a node",
     ),
     Route(
         "POST",
         "/v1/nodes/{node_id}/gpus/{index}/release",
         release_gpu,
+        roles=ADMINS,
         summary="Put a quarantined GPU back to use",
     ),
     Route(
@@ -196,6 +206,7 @@ ROUTES = (
         "/v1/workers/exited",
         record_worker_exits,
         body=WorkersExited,
+        roles=NODES,
         summary="Record worker exits",
     ),
     Route(
@@ -204,6 +215,7 @@ ROUTES = (
         list_workers,
         query=WorkerQuery,
         reply=Page[Worker],
+        roles=READERS,
         summary="List workers of all nodes",
     ),
 )

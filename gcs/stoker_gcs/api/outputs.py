@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.errors import NotFoundError, StokerError, UnavailableError
+from stoker_wire.http.principals import WORK
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.watch import bytes_response
 from stoker_wire.messages.queries import OutputQuery
@@ -94,6 +95,7 @@ ROUTES = (
         "/v1/jobs/{job_id}/output",
         get_output,
         reply=JobOutput,
+        roles=WORK,
         summary="Locate output files of job",
     ),
     Route(
@@ -102,6 +104,7 @@ ROUTES = (
         stream_archive,
         query=OutputQuery,
         stream=True,
+        roles=WORK,
         summary="Download output files of job from one node (default: its driver's), as a tar archive",
     ),
 )

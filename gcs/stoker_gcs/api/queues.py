@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stoker_gcs.api.events import watch
 from stoker_gcs.api.filters import event_filter
 from stoker_gcs.registry.queues.rules import QUEUES
+from stoker_wire.http.principals import ADMINS, READERS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.queries import QueueQuery
@@ -24,7 +25,7 @@ async def create_queue(app: GcsApp, req: Request) -> Queue:
 async def list_queues(app: GcsApp, req: Request) -> Any:
     query = req.query
     if query.watch:
-        return await watch(app.state, req, event_filter("queue."))
+        return await watch(app, req, event_filter("queue."))
     return await app.state.page(QUEUES, query, {"parent": query.parent})
 
 
@@ -46,7 +47,13 @@ async def remove_queue(app: GcsApp, req: Request) -> Queue:
 
 ROUTES = (
     Route(
-        "POST", "/v1/queues", create_queue, body=CreateQueue, reply=Queue, summary="Create queue"
+        "POST",
+        "/v1/queues",
+        create_queue,
+        body=CreateQueue,
+        reply=Queue,
+        roles=ADMINS,
+        summary="Create queue",
     ),
     Route(
         "GET",
@@ -54,6 +61,7 @@ ROUTES = (
         list_queues,
         query=QueueQuery,
         reply=Page[Queue],
+        roles=READERS,
         summary="List or watch queues; the default one is among them once it is changed",
     ),
     Route(
@@ -62,15 +70,17 @@ ROUTES = (
         set_queues,
         body=SetQueues,
         reply=SetQueuesReply,
+        roles=ADMINS,
         summary="Set all queues at once",
     ),
-    Route("GET", "/v1/queues/{name}", get_queue, reply=Queue, summary="Get queue"),
+    Route("GET", "/v1/queues/{name}", get_queue, reply=Queue, roles=READERS, summary="Get queue"),
     Route(
         "PATCH",
         "/v1/queues/{name}",
         change_queue,
         body=ChangeQueue,
         reply=Queue,
+        roles=ADMINS,
         summary="Change queue; what is null stays",
     ),
     Route(
@@ -78,6 +88,7 @@ ROUTES = (
         "/v1/queues/{name}",
         remove_queue,
         reply=Queue,
+        roles=ADMINS,
         summary="Remove queue that nothing is in; resets the default one",
     ),
 )

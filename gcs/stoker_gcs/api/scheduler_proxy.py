@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker_gcs.explain.causes import cause_of
-from stoker_gcs.registry.tokens import user_of
 from stoker_wire.http.paging import page_of
+from stoker_wire.http.principals import READERS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.cluster import ClusterResources, Demand, Lease, Node
 from stoker_wire.messages.control import (
@@ -89,7 +89,7 @@ async def get_cluster_resources(app: GcsApp, _: Request) -> ClusterResources:
 
 
 async def plan_demands(app: GcsApp, req: Request) -> PlanReply:
-    body = msgspec.structs.replace(req.body, user=req.body.user or user_of(req.principal))
+    body = msgspec.structs.replace(req.body, user=req.body.user or req.principal.name)
     return await app.peers.call_scheduler("POST", "/v1/plan", body, reply=PlanReply)
 
 
@@ -132,6 +132,7 @@ ROUTES = (
         list_objects,
         query=ObjectQuery,
         reply=Page[ObjectInfo],
+        roles=READERS,
         summary="List objects in the nodes' shared memory",
     ),
     Route(
@@ -140,6 +141,7 @@ ROUTES = (
         list_leases,
         query=LeaseQuery,
         reply=Page[Lease],
+        roles=READERS,
         summary="List leases",
     ),
     Route(
@@ -148,6 +150,7 @@ ROUTES = (
         list_queue_usage,
         query=ListQuery,
         reply=Page[QueueUsage],
+        roles=READERS,
         summary="List what queues have, can claim and wait for",
     ),
     Route(
@@ -156,6 +159,7 @@ ROUTES = (
         list_queue,
         query=ListQuery,
         reply=Page[QueueEntry],
+        roles=READERS,
         summary="List waiting demands, in order",
     ),
     Route(
@@ -163,6 +167,7 @@ ROUTES = (
         "/v1/cluster",
         get_cluster_resources,
         reply=ClusterResources,
+        roles=READERS,
         summary="Get total and available resources",
     ),
     Route(
@@ -172,6 +177,7 @@ ROUTES = (
         body=PlanRequest,
         reply=PlanReply,
         idempotency=False,
+        roles=READERS,
         summary="Plan where demands would go, and whom they would preempt",
     ),
     Route(
@@ -182,6 +188,7 @@ ROUTES = (
         query=ExplainQuery,
         reply=Explanation,
         idempotency=False,
+        roles=READERS,
         summary="Explain why a demand would wait",
     ),
     Route(
@@ -189,6 +196,7 @@ ROUTES = (
         "/v1/queues/{name}/explain",
         explain_queue,
         reply=QueueExplanation,
+        roles=READERS,
         summary="Explain what queue has, and what waits in it",
     ),
     Route(
@@ -196,6 +204,7 @@ ROUTES = (
         "/v1/tasks/{task_id}/explain",
         explain_task_by_id,
         reply=Explanation,
+        roles=READERS,
         summary="Explain why task waits, or what became of it",
     ),
     Route(
@@ -203,6 +212,7 @@ ROUTES = (
         "/v1/actors/{actor_id}/explain",
         explain_actor_by_id,
         reply=Explanation,
+        roles=READERS,
         summary="Explain why actor waits, or what became of it",
     ),
     Route(
@@ -210,6 +220,7 @@ ROUTES = (
         "/v1/jobs/{job_id}/explain",
         explain_job_by_id,
         reply=Explanation,
+        roles=READERS,
         summary="Explain why job waits, or what became of it",
     ),
 )

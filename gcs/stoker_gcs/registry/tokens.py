@@ -1,13 +1,12 @@
-"""Further tokens beside the cluster's own: created, checked and revoked; only hashes are stored.
+"""The tokens of people: created, listed and revoked. What is stored of one is its record and a hash.
 
-A token's secret is derived from the cluster's token and the request's Idempotency-Key, so that a
-retried creation gives the same secret although it is stored nowhere.
+They are signed (:mod:`stoker_wire.http.server.tokens`), so they end with the cluster's secret.
+One that was lost cannot be shown again: it is revoked, and another is made.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,29 +14,29 @@ import msgspec
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import RecordTable, Transition
 from stoker_gcs.store.changes import Change, WriteConflict
+from stoker_wire.errors import BadRequestError, UnauthorizedError
+from stoker_wire.http.principals import Principal
 from stoker_wire.ids import Prefix, new_id
-from stoker_wire.messages.control import CreateToken, ListQuery, Page, Token
+from stoker_wire.messages.common import ANY_NAMESPACE, Role
+from stoker_wire.messages.control import CreateToken, ListQuery, Page, PersonRole, Token
 from stoker_wire.messages.events import EventKind
 
 if TYPE_CHECKING:
     from stoker_gcs.state.records import StateStore
+    from stoker_wire.http.server.tokens import TokenSigner
     from stoker_wire.messages.control import Event
 
-CACHE_SIZE = 1024
-
-
-def hash_secret(secret: str) -> str:
-    """Return the stored form of a secret: it has 256 random bits, so a plain hash suffices."""
-    return hashlib.sha256(secret.encode()).hexdigest()
+CACHE_SIZE = 4096
+_SERVICE_NAMES = frozenset({"cluster"})
 
 
 class Tokens:
-    """The tokens in SQL, with a cache of those in use; also the service's authenticator."""
+    """The tokens in SQL, with a cache of those in use."""
 
-    def __init__(self, state: StateStore, root: str) -> None:
+    def __init__(self, state: StateStore, signer: TokenSigner) -> None:
         self._state = state
-        self._root = root
-        self._cache: dict[str, Token] = {}
+        self._valid: set[str] = set()
+        self.signer = signer
 
     def _records(self, secret_hash: str) -> RecordTable[Token]:
         return RecordTable(
@@ -53,26 +52,50 @@ class Tokens:
         )
 
     def apply_event(self, event: Event) -> None:
-        """Empty the cache on a revocation, so that the token is refused as soon as its event arrives."""
+        """Forget that a token is valid, once the event of its revocation arrives."""
         if event.kind == EventKind.TOKEN_REVOKED:
-            self._cache.clear()
+            self._valid.discard(event.subject)
 
-    async def create(self, body: CreateToken, *, key: str | None) -> Token:
-        """Create a token; its secret is in this reply and nowhere else."""
-        seed = key or new_id(Prefix.REQUEST)
-        digest = hmac.new(self._root.encode(), f"token {seed}".encode(), hashlib.sha256).hexdigest()
-        secret = f"stk_{digest}"
-        token_id = f"tok_{hash_secret(secret)[:16]}"
+    async def create(self, body: CreateToken, *, by: Principal, key: str | None) -> Token:
+        """Create a token, which is in this reply and nowhere else; a repeated request gets it again.
+
+        ``by`` is who asks, and ``key`` the Idempotency-Key: that of another makes another token.
+        """
+        if body.name in _SERVICE_NAMES:
+            raise BadRequestError(
+                f"name: {body.name!r} is the name of those who have the cluster's secret\n"
+                "choose another",
+                field="name",
+            )
+        seed = msgspec.json.encode([str(by), body, key or new_id(Prefix.REQUEST)])
+        token_id = f"tok_{hashlib.sha256(seed).hexdigest()[:32]}"
         now = self._state.now()
-        expires = None if body.expires_in_s is None else now + body.expires_in_s
-        token = Token(token_id=token_id, name=body.name, created_at_s=now, expires_at_s=expires)
-        records = self._records(hash_secret(secret))
+        token = Token(
+            token_id=token_id,
+            name=body.name,
+            role=body.role,
+            namespaces=body.namespaces or _namespaces_of(body),
+            created_at_s=now,
+            created_by=str(by),
+            expires_at_s=None if body.expires_in_s is None else now + body.expires_in_s,
+        )
+        records = self._records(hashlib.sha256(token_id.encode()).hexdigest())
         event = self._state.event(EventKind.TOKEN_CREATED, token_id, token)
         try:
             await self._state.writer.apply(Change((records.insert(token),), (event,)))
         except WriteConflict:
             token = await self._state.get(records, token_id)
-        return msgspec.structs.replace(token, secret=secret)
+        return msgspec.structs.replace(token, secret=self._signed(token))
+
+    def _signed(self, token: Token) -> str:
+        principal = Principal(
+            roles=frozenset({Role(token.role)}),
+            name=token.name,
+            namespaces=token.namespaces,
+            token_id=token.token_id,
+            expires_at_s=token.expires_at_s,
+        )
+        return self.signer.user(principal, issued_at_s=token.created_at_s)
 
     async def revoke(self, token_id: str) -> Token:
         """Refuse a token from now on."""
@@ -84,33 +107,31 @@ class Tokens:
                 return None
             return Transition(msgspec.structs.replace(token, revoked=True), EventKind.TOKEN_REVOKED)
 
-        return await self._state.change(records, token_id, rule)
+        token = await self._state.change(records, token_id, rule)
+        self._valid.discard(token_id)
+        return token
 
     async def page(self, query: ListQuery) -> Page[Token]:
         """Return a page of tokens, without secrets."""
         return await self._state.page(self._records(""), query, {})
 
-    async def principal(self, token: str) -> str | None:
-        """Return the name of a bearer token; None if it is unknown, revoked or expired."""
-        if not token.startswith("stk_"):
-            return None
-        secret_hash = hash_secret(token)
-        known = self._cache.get(secret_hash)
-        if known is None:
-            rows = await self._state.store.select(
-                schema.TOKENS, {"secret_hash": secret_hash, "revoked": 0}, limit=1
+    async def check_valid(self, principal: Principal) -> None:
+        """Raise UnauthorizedError if a token is unknown here, or was revoked."""
+        token_id = principal.token_id
+        if token_id in self._valid:
+            return
+        found = await self._state.find(self._records(""), token_id)
+        if found is None or found.record.revoked:
+            state = "was revoked" if found is not None else "is unknown here"
+            raise UnauthorizedError(
+                f"this token of {principal} {state}\nmake another: stoker token create",
+                field="Authorization",
             )
-            if not rows:
-                return None
-            known = self._records(secret_hash).decode(rows[0]).record
-            if len(self._cache) >= CACHE_SIZE:
-                self._cache.clear()
-            self._cache[secret_hash] = known
-        if known.expires_at_s is not None and known.expires_at_s <= self._state.now():
-            return None
-        return f"token {known.name} ({known.token_id})"
+        if len(self._valid) >= CACHE_SIZE:
+            self._valid.clear()
+        self._valid.add(token_id)
 
 
-def user_of(principal: str) -> str:
-    """Return the name of the token with which a request came; the cluster's own is ``cluster``."""
-    return principal.removeprefix("token ").rpartition(" (")[0] or principal
+def _namespaces_of(body: CreateToken) -> tuple[str, ...]:
+    """Return the namespaces of a token that names none: a user's is named like the user."""
+    return (body.name,) if body.role is PersonRole.USER else (ANY_NAMESPACE,)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-REVISION = "0009"
+REVISION = "0010"
 """The Alembic revision that this description equals. A change here needs a migration and a new one."""
 
 
@@ -108,9 +108,17 @@ NODES = Table(
 )
 JOBS = Table(
     "jobs",
-    (_TEXT("job_id"), _TEXT("state"), _TEXT("namespace"), _TEXT("node_id"), _VERSION, _RECORD),
+    (
+        _TEXT("job_id"),
+        _TEXT("state"),
+        _TEXT("namespace"),
+        _TEXT("node_id"),
+        Column("owner", null=True),
+        _VERSION,
+        _RECORD,
+    ),
     key=("job_id",),
-    indexes=(("state",),),
+    indexes=(("state",), ("owner",)),
     listed=True,
 )
 DELETED_JOBS = Table("deleted_jobs", (_TEXT("job_id"),), key=("job_id",))

@@ -20,6 +20,7 @@ from stoker_nodelet.transfer.range_server import RangeServer
 from stoker_wire.data.range_reader import CHUNK_NBYTES
 from stoker_wire.errors import NotFoundError, ObjectLostError, StokerError, UnavailableError
 from stoker_wire.http.client.pool import ClientPool
+from stoker_wire.http.principals import GCS, JOBS, NODES
 from stoker_wire.http.server.routes import Route
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.cluster import Node, NodeState
@@ -325,29 +326,32 @@ ROUTES = (
     Route(
         "POST", "/v1/objects/hand-over", Transfer.hand_over,
         body=ObjectSource, reply=TakenOver,
-        summary="Have another node take over this node's objects",
+        roles=GCS, summary="Have another node take over this node's objects",
     ),
     Route(
         "GET", "/v1/objects/{id}", Transfer.send, before_ready=True, stream=True,
+        roles=NODES | JOBS,
         summary="Read an object's bytes; takes Range, with the XXH3 of ranges up to a chunk",
     ),
     Route(
         "POST", "/v1/objects/{id}/pull", Transfer.pull, before_ready=True,
         body=PullObject, reply=ObjectInfo,
+        roles=GCS | NODES | JOBS,
         summary="Pull another node's object into this arena, once however many ask",
     ),
     Route(
         "POST", "/v1/objects/{id}/sources", Transfer.find_sources, before_ready=True,
         body=FindSources, reply=ObjectSources,
-        summary="Find the nodes from which a nodelet may pull this node's object",
+        roles=NODES, summary="Find the nodes from which a nodelet may pull this node's object",
     ),
     Route(
         "POST", "/v1/objects/{id}/copies", Transfer.report_copy, before_ready=True,
-        body=ReportCopy, reply=Empty, summary="Report how a nodelet's pull of this object ended",
+        body=ReportCopy, reply=Empty, roles=NODES,
+        summary="Report how a nodelet's pull of this object ended",
     ),
     Route(
         "GET", "/v1/objects/{id}/chunks", Transfer.count_chunks, before_ready=True,
         query=ChunksQuery, reply=ReadyChunks,
-        summary="Get how much of an object is here; may wait for a chunk",
+        roles=NODES, summary="Get how much of an object is here; may wait for a chunk",
     ),
 )  # fmt: skip

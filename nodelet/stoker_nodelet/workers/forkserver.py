@@ -48,6 +48,7 @@ from stoker_nodelet.workers.reaper import (
     kill_descendants,
     prctl,
 )
+from stoker_wire.http.auth import SECRETS
 from stoker_wire.process import process_tree
 from stoker_wire.process.search_path import apply_path
 
@@ -175,6 +176,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _serve(
     sock: socket.socket, target: str, preload: Sequence[str], reaper: Reaper, owner: Owner
 ) -> None:
+    for name in SECRETS:
+        os.environ.pop(name, None)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with sock:

@@ -21,6 +21,7 @@ from stoker_nodelet.workers.fork_client import ForkRequest
 from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.cluster import Lease, WorkerSpec
 from stoker_wire.messages.node_api import WorkerBoot
+from stoker_wire.messages.work import DETACHED_JOB
 
 if TYPE_CHECKING:
     from stoker_nodelet.identity import Identity
@@ -49,10 +50,19 @@ class LaunchSpec:
             return "driver"
         return self.spec.actor.class_name if self.spec.actor else self.lease.name
 
+    def token(self, identity: Identity) -> str:
+        """Return the token of the job that the process works for, or of the detached actor that it is."""
+        lease = self.lease
+        actor_id = lease.actor_id if lease.job_id == DETACHED_JOB else ""
+        return identity.tokens.job(lease.job_id, actor_id)
+
     def variables(self, identity: Identity) -> dict[str, str]:
-        """Return the environment variables: of devices, threads and cache, then the job's own."""
+        """Return the environment variables: of token, devices, threads and cache, then the job's own."""
         cpus = self.lease.resources.get("CPU", 0.0)
-        variables = {"CUDA_VISIBLE_DEVICES": visible_mask(self.lease.gpus, identity.gpu_slices)}
+        variables = {
+            "STOKER_TOKEN": self.token(identity),
+            "CUDA_VISIBLE_DEVICES": visible_mask(self.lease.gpus, identity.gpu_slices),
+        }
         if self.lease.gpus and not identity.fake_gpus:
             variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order that NVML counts in
         if identity.triton_dir:
@@ -84,7 +94,7 @@ def worker_fork(identity: Identity, worker_id: str, launch: LaunchSpec | None) -
         nodelet_url=identity.url,
         nodelet_unix=identity.unix,
         gcs_url=identity.gcs_url,
-        token=identity.token,
+        token=identity.tokens.worker(worker_id),
         session_dir=str(identity.session_dir),
         arena_dir=str(identity.arena_dir),
         socket_path=str(identity.socket_path(worker_id)),
@@ -116,7 +126,6 @@ def driver_fork(identity: Identity, worker_id: str, launch: LaunchSpec) -> ForkR
         "STOKER_ADDRESS": identity.gcs_url,
         "STOKER_JOB_ID": driver.job_id,
         "STOKER_JOB_ATTEMPT": str(driver.attempt),
-        "STOKER_TOKEN": identity.token,
         **_id_variables(identity, worker_id),
         **driver.env,
     }

@@ -140,7 +140,7 @@ class Processes:
                 raise UnavailableError(f"{worker_id} is gone")
             process.launch = None  # the environment was not applied by the fork
             setup = self.setup_of(worker, process)
-            client = self._client(process)
+            client = self._client(worker_id, process)
             await client.call("POST", "/v1/assign", setup, reply=Empty, timeout_s=_ASSIGN_S)
         except StokerError as error:
             reason = f"{worker_id} did not accept {lease_id}: {error}"
@@ -164,6 +164,7 @@ class Processes:
         return WorkerSetup(
             worker_id=worker.worker_id,
             node_id=self.identity.node_id,
+            token=launch.token(self.identity) if launch else "",
             lease=launch.lease if launch else None,
             actor=launch.spec.actor if launch else None,
             runtime_env=launch.spec.runtime_env if launch else None,
@@ -180,7 +181,7 @@ class Processes:
         if process is None:
             return
         try:
-            client = self._client(process)
+            client = self._client(worker_id, process)
             await client.call("POST", "/v1/retire", reply=Empty, timeout_s=_RETIRE_S)
             leaves, uses_gpus = True, False
         except ConflictError as error:
@@ -202,11 +203,11 @@ class Processes:
         if worker is not None and not worker.gpus:
             process.gpus_free.set()
 
-    def _client(self, process: Process) -> Client:
+    def _client(self, worker_id: str, process: Process) -> Client:
         if process.client is None:
             process.client = Client(
                 "http://localhost",
-                token=self.identity.token,
+                token=self.identity.tokens.worker(worker_id),
                 peer="nodelet",
                 unix_path=str(process.socket_path),
             )
@@ -224,7 +225,7 @@ class Processes:
             saves=command.saves,
         )
         try:
-            reply = await self._client(process).call(
+            reply = await self._client(worker_id, process).call(
                 "POST",
                 "/v1/notice",
                 notice,
@@ -259,7 +260,7 @@ class Processes:
         process = self.living.get(worker_id)
         if process is None:
             raise NotFoundError(f"{worker_id} does not run on this node")
-        await self._client(process).call(
+        await self._client(worker_id, process).call(
             "POST", "/v1/move", MoveWorker(reason=reason), reply=Empty, timeout_s=_ASSIGN_S
         )
 

@@ -18,7 +18,7 @@ from stoker.runtime.objects.detached import DetachedResult, Durability
 from stoker.runtime.options.checks import short_text
 from stoker.runtime.process.current_task import current_task
 from stoker.runtime.serialization.pickling import pack
-from stoker_wire.messages.objects import CACHE_NAMESPACE, MAX_NAME, is_detached, new_detached_id
+from stoker_wire.messages.objects import MAX_NAME, is_detached, new_detached_id
 
 _MAX_SHOWN = MAX_NAME // 2
 """How much of a function's name is in the name of its results."""
@@ -73,9 +73,10 @@ class CachedFunction:
         return CachedFunction, (self._function, self._durability, self._own_key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        detached = current.runtime().objects.detached
+        runtime = current.runtime()
+        detached, namespace = runtime.objects.detached, runtime.job.cache_namespace
         key = self._key(args, kwargs)
-        object_id = new_detached_id(f"cache {key}")
+        object_id = new_detached_id(f"{namespace} {key}")
         location = detached.find(object_id)
         if location is not None:
             return DetachedResult(location, 0)
@@ -89,7 +90,7 @@ class CachedFunction:
                 packed,
                 value,
                 name=key,
-                namespace=CACHE_NAMESPACE,
+                namespace=namespace,
                 durability=self._durability,
             )
         except StokerError:

@@ -192,6 +192,7 @@ def _connect(
     from stoker.runtime.driver.driver import Driver
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.runtime import Runtime
+    from stoker_wire.http.auth import Credential
     from stoker_wire.process import host_identity
     from stoker_wire.settings import Settings
 
@@ -203,7 +204,7 @@ def _connect(
     identity = Identity(
         peer_id=peer_id,
         gcs_url=gcs_url,
-        token=token,
+        credential=Credential(token),
         host_id=host_identity.host_id(),
         node=node,
         socket_path=socket_path,

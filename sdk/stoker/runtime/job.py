@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from stoker.runtime.net.http import HttpClient
 from stoker.runtime.options.runtime_env import make_runtime_env, uploader
 from stoker.runtime.options.strategies import strategy_of
-from stoker_wire.messages.common import RuntimeEnv, Strategy
+from stoker_wire.messages.common import ANY_NAMESPACE, RuntimeEnv, Strategy
+from stoker_wire.messages.objects import CACHE_NAMESPACE
 from stoker_wire.messages.work import Owner
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class JobContext:
         self.lease: Lease | None = None
         self.actor: ActorSpec | None = None
         """The actor that runs in this worker, if one does."""
-        self._namespace = ""
+        self._namespace = self._cache_namespace = ""
         self._job_env: RuntimeEnv | None = None
         self._lease_env: RuntimeEnv | None = None
         self.captured_by = ""
@@ -47,6 +48,8 @@ class JobContext:
     def join(self, job: Job) -> None:
         """Work for ``job`` from now on."""
         self.job_id, self._namespace, self._job_env = job.job_id, job.namespace, job.runtime_env
+        shared = ANY_NAMESPACE in job.namespaces
+        self._cache_namespace = CACHE_NAMESPACE if shared else f"{CACHE_NAMESPACE}/{job.user}"
 
     def take_lease(
         self, lease: Lease, env: RuntimeEnv | None, *, capture_child_tasks: bool
@@ -75,6 +78,12 @@ class JobContext:
         """The namespace of the job's named actors (not on the loop thread of a worker)."""
         self._env_of_job()
         return self._namespace
+
+    @property
+    def cache_namespace(self) -> str:
+        """The namespace of results that jobs share: those of its user, or all (not on the loop thread)."""
+        self._env_of_job()
+        return self._cache_namespace
 
     def _env_of_job(self) -> RuntimeEnv:
         if self._job_env is None:
@@ -119,4 +128,4 @@ class JobContext:
     @functools.cached_property
     def http(self) -> HttpClient:
         """A synchronous client of the gcs, for user threads."""
-        return HttpClient(self._identity.gcs_url, token=self._identity.token)
+        return HttpClient(self._identity.gcs_url, token=self._identity.credential)

@@ -135,7 +135,7 @@ class Runtime:
             self._notices = WaitNotices(waits, io, gcs, job, tasks.leases, actors)
         io.on_wake(tasks.flush, actors.flush, objects.flush)
         router = MessageRouter(io, reader, objects, pending, tasks, actors, overdue, self.worker)
-        await channels.serve(job, routes, router.on_messages, router.on_lost)
+        await channels.serve(job, self.clients.may_open, routes, router.on_messages, router.on_lost)
         io.background.spawn(events.run(), name="task-events")
         io.loop.call_later(_TICK_S, self._tick)
 

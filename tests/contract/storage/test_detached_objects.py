@@ -16,6 +16,7 @@ from stoker_wire.errors import (
     PayloadTooLargeError,
     UnavailableError,
 )
+from stoker_wire.http.principals import GCS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.service import Service
 from stoker_wire.messages.control import Page
@@ -77,6 +78,7 @@ ROUTES = (
         FakeNode.adopt,
         body=AdoptObjects,
         reply=AdoptedObjects,
+        roles=GCS,
         summary="Adopt",
     ),
     Route(
@@ -85,6 +87,7 @@ ROUTES = (
         FakeNode.pull,
         body=PullObject,
         reply=ObjectInfo,
+        roles=GCS,
         summary="Pull",
     ),
 )

@@ -14,6 +14,7 @@ import stoker_gcs.service as gcs_service
 import stoker_scheduler.service as scheduler_service
 from stoker_scheduler.core.machine import step
 from stoker_wire.errors import StokerError
+from stoker_wire.http.server.tokens import TokenSigner
 from tests.sim.world.loop import CURRENT, Process
 from tests.sim.world.server import Server, watch_response
 from tests.sim.world.wire import SimClient, SimClientPool
@@ -70,6 +71,7 @@ class SimService:
         self._ready = False
         self.dispatcher = _Dispatcher()
         self.metrics = _Metrics()
+        self.tokens = TokenSigner("t")
         self.obstacle = ""
         self.url = ""
         self.port = 0

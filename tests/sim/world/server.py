@@ -12,6 +12,7 @@ from stoker_wire.errors import DeadlineExceededError, NotFoundError, NotReadyErr
 from stoker_wire.http.client.endpoints import READY_PATH
 from stoker_wire.http.client.exchange import REPLICAS_HEADER
 from stoker_wire.http.codec import MSGPACK, Codec, encode_msgpack
+from stoker_wire.http.principals import ADMINS, ROOT
 from stoker_wire.http.problems import problem_response
 from stoker_wire.http.server.idempotency import MemoryStore, StoredReply, fingerprint
 from stoker_wire.http.server.request import BoundRoute, Reply, Request
@@ -134,7 +135,7 @@ class Server:
             _Http(wire.path, wire.headers, match),  # type: ignore[arg-type]
             bound,
             request_id="r_sim",
-            principal="token",
+            principal=ROOT,
             peer=wire.peer,
             settings=self._network.settings,
             timeout_s=timeout_s,
@@ -230,8 +231,10 @@ class Server:
 def _bound(route: Any, owner: Any) -> BoundRoute:
     handler = functools.partial(route.handler, owner)
     if isinstance(route, WebSocketRoute):
-        return BoundRoute("GET", route.path, handler, summary="")
-    bound = BoundRoute(route.method, route.path, handler, summary="", idempotency=route.idempotency)
+        return BoundRoute("GET", route.path, handler, summary="", roles=ADMINS)
+    bound = BoundRoute(
+        route.method, route.path, handler, summary="", roles=ADMINS, idempotency=route.idempotency
+    )
     bound.codec = None if route.body is None else _codec(route.body)
     if route.query is not None:
         bound.query, bound.query_names = route.query, _query_names(route.query)
@@ -240,7 +243,7 @@ def _bound(route: Any, owner: Any) -> BoundRoute:
 
 @functools.cache
 def _query_names(query: Any) -> tuple[str, ...]:
-    return BoundRoute("GET", "/", _no_handler, summary="", query=query).query_names
+    return BoundRoute("GET", "/", _no_handler, summary="", roles=ADMINS, query=query).query_names
 
 
 async def _no_handler(_: Request) -> None:

@@ -16,6 +16,7 @@ from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
 from stoker_gcs.store.memory import MemoryStore
 from stoker_wire.http.server.openapi import document
 from stoker_wire.http.server.service import Service
+from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.control import Campaign, CreateToken, Event, KvDelete, KvPut, Leader
 from stoker_wire.messages.events import PAYLOADS, EventKind, KvChange, payload_as, payload_of
 from stoker_wire.messages.groups import (
@@ -97,7 +98,7 @@ def test_the_document_of_the_events_route_lists_the_kinds() -> None:
 async def test_payloads_decode_as_the_catalogue_says() -> None:
     store = MemoryStore()
     async with Background("work") as work, Background("writers") as writers:
-        app = build_app(store, MemoryEphemeralStore(), Settings(), "token", work)
+        app = build_app(store, MemoryEphemeralStore(), Settings(), TokenSigner("token"), work)
         writers.spawn(app.state.writer.changes.run(), name="changes")
         await app.load()
         await app.jobs.submit(SubmitJob(entrypoint="x", job_id="job_1"), key=None)

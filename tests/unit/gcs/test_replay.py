@@ -14,6 +14,7 @@ from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.registry.nodes.rules import NODES
 from stoker_gcs.store.memory import MemoryStore
 from stoker_wire.errors import StokerError
+from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.cluster import Demand, Heartbeat, NodeState, RegisterNode, WorkerExit
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import (
@@ -85,7 +86,7 @@ async def test_replaying_the_log_gives_the_state(seed: int) -> None:
     rng = random.Random(seed)
     store = MemoryStore()
     async with Background("work") as work, Background("writers") as writers:
-        app = build_app(store, MemoryEphemeralStore(), Settings(), "token", work)
+        app = build_app(store, MemoryEphemeralStore(), Settings(), TokenSigner("token"), work)
         writers.spawn(app.state.writer.changes.run(), name="changes")
         await app.load()
         work.spawn(app.follow_log(), name="apply_event")

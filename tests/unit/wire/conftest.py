@@ -22,9 +22,9 @@ class Cluster:
     def __init__(self) -> None:
         self._ends: list[Any] = []
 
-    def service(self, **changes: Any) -> Service:
+    def service(self, *, authority: Any = None, **changes: Any) -> Service:
         """A service without routes; ``changes`` are settings."""
-        return Service("gcs", Settings(**changes), token=TOKEN)
+        return Service("gcs", Settings(**changes), token=TOKEN, authority=authority)
 
     async def start(self, service: Service, **where: Any) -> Service:
         await service.start(**{"host": "127.0.0.1", **where})

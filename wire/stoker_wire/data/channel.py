@@ -132,7 +132,9 @@ def usable_path(address: Address, host_id: str) -> str:
     return address.unix if address.unix and address.host_id == host_id else ""
 
 
-async def connect(address: Address, *, path: str, me: Address, job_id: str, token: str) -> Channel:
+async def connect(
+    address: Address, *, path: str, me: Address, job_id: str, authorization: str
+) -> Channel:
     """Open a channel to ``address``, by its Unix ``path`` or else by TCP, and shake hands."""
     where = path or address.url
     try:
@@ -140,7 +142,7 @@ async def connect(address: Address, *, path: str, me: Address, job_id: str, toke
     except OSError as error:
         raise UnavailableError(f"cannot reach {where} for the data channel\n{error}") from None
     try:
-        rest = await _upgrade(sock, where, token)
+        rest = await _upgrade(sock, where, authorization)
         return await _shake_hands(FrameSocket(sock, rest), me, job_id)
     except BaseException:
         sock.close()
@@ -167,11 +169,11 @@ async def _connected(path: str, url: str) -> socket.socket:
     return sock
 
 
-async def _upgrade(sock: socket.socket, where: str, token: str) -> bytes:
+async def _upgrade(sock: socket.socket, where: str, authorization: str) -> bytes:
     """Turn an HTTP connection into one of frames; return what the peer sent behind its answer."""
     loop = asyncio.get_running_loop()
     request = (
-        f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+        f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {authorization}\r\n"
         f"Connection: Upgrade\r\nUpgrade: {UPGRADE}\r\n\r\n"
     )
     try:

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import xxhash
 
 from stoker_wire.errors import InternalError, StokerError, UnavailableError
-from stoker_wire.http.client.exchange import client_headers
+from stoker_wire.http.auth import Credential, credential_of
+from stoker_wire.http.client.exchange import AUTHORIZATION, client_headers
 from stoker_wire.http.problems import error_of
 
 CHUNK_NBYTES = 32 << 20
@@ -35,14 +36,17 @@ _PIECE_NBYTES = 1 << 20
 class RangeReader:
     """A persistent connection to the nodelet at ``url``. For one thread, except :meth:`abort`."""
 
-    def __init__(self, url: str, *, token: str, peer: str, stall_s: float = STALL_S) -> None:
+    def __init__(
+        self, url: str, *, token: str | Credential, peer: str, stall_s: float = STALL_S
+    ) -> None:
         self._url = url
         parts = urlsplit(url)
         self._stall_s = stall_s
         self._http = http.client.HTTPConnection(
             parts.hostname or "", parts.port or 80, timeout=stall_s
         )
-        self._headers = client_headers(token, peer)
+        self._credential = credential_of(token)
+        self._headers = client_headers(peer)
         self._socket: socket.socket | None = None
         self._aborted = False
 
@@ -68,7 +72,8 @@ class RangeReader:
     def _read(self, object_id: str, begin: int, end: int, into: memoryview, what: str) -> int:
         if self._aborted:
             raise OSError("aborted")
-        headers = {**self._headers, "Range": f"bytes={begin}-{end}"}
+        authorization = {AUTHORIZATION: self._credential.header}
+        headers = {**self._headers, **authorization, "Range": f"bytes={begin}-{end}"}
         self._http.request("GET", f"/v1/objects/{object_id}", headers=headers)
         self._socket = self._http.sock
         if self._aborted:

@@ -1,7 +1,7 @@
-"""The bearer token: where it is stored, how it is made, and how a request's token is checked.
+"""The cluster's secret: where it is stored, how it is made; and how a client carries its token.
 
-Called by the entry points (to find or make the token), by the HTTP server base (to check) and by
-clients (to send). It must never log or print a token, and never compare one in variable time.
+Called by the entry points (to find or make the secret) and by clients (to send what it has become).
+It must never log or print a token, and never compare one in variable time.
 """
 
 from __future__ import annotations
@@ -11,25 +11,42 @@ import hmac
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from stoker_wire.errors import OpenBindError, StartError
 
 if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
-SHARED_PRINCIPAL = "cluster"
-"""The principal of requests that carry the cluster's own token."""
+SECRETS = frozenset(
+    {"STOKER_TOKEN", "STOKER_TOKEN_FILE", "STOKER_DATABASE_URL", "STOKER_REDIS_URL"}
+)
+"""Variables of services that no process of a user inherits."""
 
 _LOOPBACK_NAMES = frozenset({"localhost", "::1", "[::1]"})
 
 
-class Authenticator(Protocol):
-    """Verifier of further tokens (the gcs: those in SQL)."""
+class Credential:
+    """The token of a process, which may change while it runs: all of its clients share it.
 
-    async def principal(self, token: str) -> str | None:
-        """Return who ``token`` belongs to, or None if it is unknown, expired or revoked."""
-        ...
+    A driver comes with a person's token and goes on with its job's; a worker gets its job's with its
+    first lease.
+    """
+
+    __slots__ = ("header", "token")
+
+    def __init__(self, token: str) -> None:
+        self.replace(token)
+
+    def replace(self, token: str) -> None:
+        """Send ``token`` from the next request on."""
+        self.token = token
+        self.header = f"Bearer {token}"
+
+
+def credential_of(token: str | Credential) -> Credential:
+    """Return a credential, also for a token that never changes."""
+    return token if isinstance(token, Credential) else Credential(token)
 
 
 def load_or_create_token(path: str | Path) -> str:
@@ -100,6 +117,11 @@ def bearer(header: str | None) -> str:
         return ""
     # Bytes that are no UTF-8 arrive as lone surrogates, which nothing can hash or compare.
     return header[7:].encode("utf-8", "replace").decode().strip()
+
+
+def channel_proof(token: str, peer_id: str) -> str:
+    """Return what a process with ``token`` shows to ``peer_id`` to open a channel: good there alone."""
+    return hmac.digest(token.encode(), f"channel {peer_id}".encode(), "sha256").hex()
 
 
 def is_loopback(host: str) -> bool:

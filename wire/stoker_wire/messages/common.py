@@ -51,6 +51,21 @@ NodeFilterText = Annotated[
     ),
 ]
 
+ANY_NAMESPACE = "*"
+"""Among the namespaces of a token: all of them."""
+
+
+class Role(StrEnum):
+    """What a token is for. The first three are services; ``job`` is a process of a job."""
+
+    NODE = "node"
+    SCHEDULER = "scheduler"
+    GCS = "gcs"
+    ADMIN = "admin"
+    USER = "user"
+    JOB = "job"
+    VIEWER = "viewer"
+
 
 class SpreadPolicy(StrEnum):
     """Policy by which a demand chooses among feasible nodes."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from stoker_wire.messages.cluster import Demand
-from stoker_wire.messages.common import Count, Int64, Message, Record, Resources
+from stoker_wire.messages.common import ANY_NAMESPACE, Count, Int64, Message, Record, Resources
 
 T = TypeVar("T")
 
@@ -130,22 +130,60 @@ class Leader(Record):
     expires_at_s: float
 
 
-class CreateToken(Message):
-    """Request for a further token; its secret is shown once, in the reply."""
+class PersonRole(StrEnum):
+    """The roles of people's tokens: an admin may do all, a user own work, a viewer look on."""
 
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-    expires_in_s: float | None = None
+    ADMIN = "admin"
+    USER = "user"
+    VIEWER = "viewer"
+
+
+class CreateToken(Message):
+    """Request for a token of a person; it is shown once, in the reply.
+
+    ``namespaces`` are those that it may use (``*``: all); by default a user's is named like the user.
+    """
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.@-]+$")]
+    role: PersonRole = PersonRole.USER
+    namespaces: Annotated[
+        tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=200)], ...],
+        msgspec.Meta(max_length=64),
+    ] = ()
+    expires_in_s: Annotated[float, msgspec.Meta(gt=0, le=10 * 365 * 86_400)] | None = None
 
 
 class Token(Record):
-    """A token without its secret (``secret`` is set only in the reply to its creation)."""
+    """A token of a person (``secret``, by which it is used, is set only in the reply to its creation)."""
 
     token_id: str
     name: str
     created_at_s: float
+    role: PersonRole = PersonRole.ADMIN
+    namespaces: tuple[str, ...] = (ANY_NAMESPACE,)
+    created_by: str = ""
     expires_at_s: float | None = None
     revoked: bool = False
     secret: str = ""
+
+
+class ReviewChannel(Message):
+    """Whether a process of another job, which shows ``proof``, may open a channel to ``peer_id``.
+
+    ``peer_id`` is who asks; ``proof`` is that of :func:`stoker_wire.http.auth.channel_proof`. ``actor_id``
+    is set for a detached actor.
+    """
+
+    job_id: str
+    peer_id: str
+    proof: str
+    actor_id: str = ""
+
+
+class ChannelReview(Record):
+    """The answer to a ReviewChannel."""
+
+    allowed: bool
 
 
 class KvEntry(Record):

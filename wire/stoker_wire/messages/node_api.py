@@ -146,6 +146,7 @@ class WorkerBoot(Record):
     and stdout and stderr go to ``log_path``. The worker listens on the Unix socket ``socket_path``
     (short enough for ``sun_path``), then registers with ``POST <nodelet>/v1/workers/register``.
     ``job_id`` is empty for a warm worker that no job has used; ``POST /v1/assign`` gives it one.
+    By ``token`` it and its nodelet know each other; that of its job comes with its setup.
     """
 
     worker_id: str
@@ -167,14 +168,16 @@ class WorkerSetup(Record):
     """Identity of a registered worker and, for an actor, its definition.
 
     The reply to its registration, and the body of ``POST <worker>/v1/assign`` for a worker of the
-    pool. ``env_vars``, ``sys_path`` (see ``stoker_wire.process.search_path``) and ``cwd`` (empty:
-    stay) are to be applied before any user import; they hold ``CUDA_VISIBLE_DEVICES`` and are empty
-    where the fork applied them. ``runtime_env`` is that of the lease: what the worker starts
-    inherits it, and with ``capture_child_tasks`` the placement group of the lease.
+    pool. ``token`` is that of the job of ``lease``. ``env_vars``, ``sys_path`` (see
+    ``stoker_wire.process.search_path``) and ``cwd`` (empty: stay) are to be applied before any user
+    import; they hold ``CUDA_VISIBLE_DEVICES`` and are empty where the fork applied them.
+    ``runtime_env`` is that of the lease: what the worker starts inherits it, and with
+    ``capture_child_tasks`` the placement group of the lease.
     """
 
     worker_id: str
     node_id: str
+    token: str = ""
     lease: Lease | None = None
     actor: ActorSpec | None = None
     runtime_env: RuntimeEnv | None = None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from stoker_wire.messages.common import Message, Record
+from stoker_wire.messages.common import ANY_NAMESPACE, Message, Record
 from stoker_wire.messages.work import SubmitJob
 
 ScheduleName = Annotated[
@@ -72,6 +72,8 @@ class Schedule(Record):
     paused: bool = False
     user: str = ""
     """The name of the token with which it was created: the user of its jobs."""
+    namespaces: tuple[str, ...] = (ANY_NAMESPACE,)
+    """Those that its jobs may use."""
     created_at_s: float = 0.0
     next_at_s: float | None = None
     """The next time of the cron line; None while it is paused."""

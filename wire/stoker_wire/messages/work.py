@@ -14,6 +14,7 @@ import msgspec
 from stoker_wire.constraints.taints import Toleration, Tolerations
 from stoker_wire.messages.cluster import Demand, GraceS
 from stoker_wire.messages.common import (
+    ANY_NAMESPACE,
     MAX_INT64,
     Address,
     Asked,
@@ -273,6 +274,14 @@ class Job(Record):
     priority: int = 0
     user: str = ""
     """The name of the token with which it was submitted."""
+    token_id: str = ""
+    """That token, if it can be revoked: an attached driver ends with it."""
+    namespaces: tuple[str, ...] = (ANY_NAMESPACE,)
+    """Those that its user may use, and so this job."""
+    parent_job_id: str = ""
+    """The job of which a process submitted it."""
+    token: str = ""
+    """The token of its processes, set only in the reply to its driver that attaches."""
     start_deadline_s: float | None = None
     timeout_s: float | None = None
     after: tuple[Dependency, ...] = ()

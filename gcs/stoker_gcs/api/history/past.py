@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stoker_wire.http.principals import AUDITORS, READERS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.events import PastState, StateQuery, Story, StoryQuery
 
@@ -27,6 +28,7 @@ ROUTES = (
         get_state,
         query=StateQuery,
         reply=PastState,
+        roles=AUDITORS,
         summary="Get state of the cluster at a sequence number or time; 410 if that is not kept any more",
     ),
     Route(
@@ -35,6 +37,7 @@ ROUTES = (
         get_story,
         query=StoryQuery,
         reply=Story,
+        roles=READERS,
         summary="Get what happened to a task, actor, node, job or placement group, and why",
     ),
 )

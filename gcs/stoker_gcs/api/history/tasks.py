@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stoker_gcs.api.filters import state_filter
 from stoker_wire.data.spool import MAX_FRAME_BYTES
+from stoker_wire.http.principals import JOBS, NODES, READERS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.queries import TaskQuery
@@ -32,7 +33,7 @@ async def add_spooled_tasks(app: GcsApp, req: Request) -> TaskHistoryStatus:
 async def list_tasks(app: GcsApp, req: Request) -> Page[TaskRecord]:
     where = {name: getattr(req.query, name) for name in FILTERS}
     where["state"] = state_filter(req.query.state, TaskState)
-    return await app.history.page(req.query, where)
+    return await app.history.page(req.query, await app.access.narrowed(req.principal, where))
 
 
 async def get_task(app: GcsApp, req: Request) -> TaskRecord:
@@ -52,6 +53,7 @@ ROUTES = (
         reply=TaskHistoryStatus,
         # Reports merge: a repeated one changes nothing, so its reply need not be stored.
         idempotency=False,
+        roles=NODES | JOBS,
         summary="Add records to task history",
     ),
     Route(
@@ -62,6 +64,7 @@ ROUTES = (
         reply=TaskHistoryStatus,
         max_body_bytes=2 * MAX_FRAME_BYTES,
         idempotency=False,
+        roles=NODES | JOBS,
         summary="Add whole frames of spool files to task history",
     ),
     Route(
@@ -70,16 +73,23 @@ ROUTES = (
         list_tasks,
         query=TaskQuery,
         reply=Page[TaskRecord],
+        roles=READERS,
         summary="List task attempts",
     ),
     Route(
-        "GET", "/v1/tasks/{task_id}", get_task, reply=TaskRecord, summary="Get last attempt of task"
+        "GET",
+        "/v1/tasks/{task_id}",
+        get_task,
+        reply=TaskRecord,
+        roles=READERS,
+        summary="Get last attempt of task",
     ),
     Route(
         "GET",
         "/v1/tasks/{task_id}/attempts",
         list_attempts,
         reply=Page[TaskRecord],
+        roles=READERS,
         summary="List attempts of task",
     ),
 )

@@ -10,6 +10,7 @@ from aiohttp import web
 from stoker_gcs.api.events import watch
 from stoker_gcs.registry.kv.blobs import FUNCTIONS, PACKAGES
 from stoker_gcs.registry.kv.registry import RequestKey
+from stoker_wire.http.principals import NODES, WORK
 from stoker_wire.http.server.idempotency import fingerprint
 from stoker_wire.http.server.request import Reply
 from stoker_wire.http.server.routes import Route
@@ -70,7 +71,7 @@ async def delete_key(app: GcsApp, req: Request) -> None:
 async def list_keys(app: GcsApp, req: Request) -> Any:
     """Events of a watch have the value of a key that was put, unless it has more than 1024 bytes."""
     if req.query.watch:
-        return await watch(app.state, req, _changes(req.path["namespace"], req.query.prefix))
+        return await watch(app, req, _changes(req.path["namespace"], req.query.prefix))
     return await app.kv.page(req.path["namespace"], req.query)
 
 
@@ -143,10 +144,17 @@ def _blob_routes(kind: str, path: str) -> tuple[Route, ...]:
             partial(put_blob, kind),
             raw_body=True,
             max_body_bytes=MAX_BLOB_BYTES,
+            roles=WORK,
             summary=f"Store {kind}",
         ),
-        Route("GET", path, partial(get_blob, kind), summary=f"Get {kind}"),
-        Route("HEAD", path, partial(head_blob, kind), summary=f"Check whether {kind} is stored"),
+        Route("GET", path, partial(get_blob, kind), roles=WORK | NODES, summary=f"Get {kind}"),
+        Route(
+            "HEAD",
+            path,
+            partial(head_blob, kind),
+            roles=WORK | NODES,
+            summary=f"Check whether {kind} is stored",
+        ),
     )
 
 
@@ -158,6 +166,7 @@ ROUTES = (
         raw_body=True,
         query=KvPutQuery,
         reply=KvEntry,
+        roles=WORK | NODES,
         summary="Set key",
     ),
     Route(
@@ -168,6 +177,7 @@ ROUTES = (
         reply=KvReply,
         # Kept by the registry in the transaction of the change itself.
         idempotency=False,
+        roles=WORK | NODES,
         summary="Change keys by comparison, count, delete by prefix; read several keys",
     ),
     Route(
@@ -175,6 +185,7 @@ ROUTES = (
         "/v1/kv/{namespace}/{key:.+}",
         get_key,
         query=WaitQuery,
+        roles=WORK | NODES,
         summary="Get value of key; wait until it exists",
     ),
     Route(
@@ -182,6 +193,7 @@ ROUTES = (
         "/v1/kv/{namespace}/{key:.+}",
         delete_key,
         query=KvDeleteQuery,
+        roles=WORK | NODES,
         summary="Delete key",
     ),
     Route(
@@ -190,6 +202,7 @@ ROUTES = (
         list_keys,
         query=KvListQuery,
         reply=Page[KvEntry],
+        roles=WORK | NODES,
         summary="List keys by prefix, or watch them",
     ),
     *_blob_routes(FUNCTIONS, "/v1/functions/{hash}"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker_gcs.api.filters import state_filter
 from stoker_gcs.registry.objects.rules import OBJECTS
+from stoker_wire.http.principals import NODES, READERS, WORK
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.objects import (
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 async def create_object(app: GcsApp, req: Request) -> DetachedObject:
     """Without a value its name and its bytes are reserved, until a node is committed to have it."""
+    await app.access.check_new(req.principal, job_id=req.body.job_id, namespace=req.body.namespace)
     return await app.objects.create(req.body)
 
 
@@ -38,7 +40,7 @@ async def list_objects(app: GcsApp, req: Request) -> Any:
         "job_id": query.job_id,
         "state": state_filter(query.state, DetachedState),
     }
-    return await app.state.page(OBJECTS, query, where)
+    return await app.state.page(OBJECTS, query, await app.access.narrowed(req.principal, where))
 
 
 async def get_object(app: GcsApp, req: Request) -> DetachedObject:
@@ -72,6 +74,7 @@ ROUTES = (
         create_object,
         body=CreateDetachedObject,
         reply=DetachedObject,
+        roles=WORK,
         summary="Create or reserve detached object",
     ),
     Route(
@@ -80,6 +83,7 @@ ROUTES = (
         list_objects,
         query=DetachedObjectQuery,
         reply=Page[DetachedObject],
+        roles=READERS,
         summary="List detached objects",
     ),
     Route(
@@ -87,6 +91,7 @@ ROUTES = (
         "/v1/detached-objects/{id}",
         get_object,
         reply=DetachedObject,
+        roles=READERS,
         summary="Get detached object",
     ),
     Route(
@@ -95,6 +100,7 @@ ROUTES = (
         commit_object,
         body=CommitDetachedObject,
         reply=DetachedObject,
+        roles=WORK,
         summary="Report that node has detached object; waits until it has its copies",
     ),
     Route(
@@ -103,6 +109,7 @@ ROUTES = (
         locate_object,
         body=LocateObject,
         reply=LocatedObject,
+        roles=WORK | NODES,
         summary="Find from where detached object can be read",
     ),
     Route(
@@ -110,6 +117,7 @@ ROUTES = (
         "/v1/detached-objects/{id}",
         free_object,
         reply=DetachedObject,
+        roles=WORK,
         summary="Free detached object",
     ),
     Route(
@@ -118,6 +126,7 @@ ROUTES = (
         report_objects,
         body=ReportDetachedObjects,
         reply=UnknownObjects,
+        roles=NODES,
         summary="Report the detached objects that node has; the reply names those it may free",
     ),
 )

@@ -44,6 +44,7 @@ from stoker_wire.messages.work import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stoker_gcs.registry.jobs.rules import Submitter
     from stoker_gcs.state.records import StateStore, Transition
     from stoker_gcs.store.changes import Condition, Operation, Row
     from stoker_wire.messages.cluster import WorkerExit
@@ -131,16 +132,21 @@ class JobRegistry:
         return slow
 
     async def submit(
-        self, body: SubmitJob, *, key: str | None, user: str = "", schedule: str = ""
+        self,
+        body: SubmitJob,
+        *,
+        key: str | None,
+        by: Submitter = rules.NOBODY,
+        schedule: str = "",
     ) -> Job:
-        """Accept a job. The id comes from ``key``, if given, so that a retry finds the same job."""
+        """Accept a job. The id comes from ``key`` and its user, so that a retry finds the same job."""
         self.check(body)
         if body.job_id is not None:
             check_id(body.job_id, Prefix.JOB, field="job_id")
             await self._check_unused(body, body.job_id)
-        job_id = body.job_id or _id_for(key)
+        job_id = body.job_id or _id_for(key, by)
         await self._check_dependencies(body, job_id)
-        job = rules.submitted(body, job_id, self._state.now(), user=user, schedule=schedule)
+        job = rules.submitted(body, job_id, self._state.now(), by=by, schedule=schedule)
         new = [job, *(rules.members_of(job) if body.array is not None else ())]
         rows = tuple(JOBS.insert(one) for one in new)
         events = tuple(self._state.event(EventKind.JOB_SUBMITTED, one.job_id, one) for one in new)
@@ -194,14 +200,16 @@ class JobRegistry:
                     field=f"after.{index}.job_id",
                 )
 
-    async def attach(self, body: AttachDriver, *, key: str | None, user: str = "") -> Job:
+    async def attach(
+        self, body: AttachDriver, *, key: str | None, by: Submitter = rules.NOBODY
+    ) -> Job:
         """Attach a driver: as a new job, or as the driver of the job that it names."""
         now = self._state.now()
         if body.job_id is not None:
             return await self._state.change(
                 JOBS, body.job_id, lambda job: rules.driver_attached(job, body, now)
             )
-        job = rules.attached(body, _id_for(key), now, user=user)
+        job = rules.attached(body, _id_for(key, by), now, by=by)
         event = self._state.event(EventKind.JOB_STARTED, job.job_id, job)
         try:
             await self._state.writer.apply(Change((JOBS.insert(job),), (event,)))
@@ -406,7 +414,10 @@ class JobRegistry:
                 )
 
 
-def _id_for(key: str | None) -> str:
+def _id_for(key: str | None, by: Submitter) -> str:
     if key is None:
         return new_id(Prefix.JOB)
-    return f"{Prefix.JOB.value}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    seed = (
+        f"{by.user} {key}"  # whoever has seen a key of another user gets no job of that one by it
+    )
+    return f"{Prefix.JOB.value}_{hashlib.sha256(seed.encode()).hexdigest()[:16]}"

@@ -23,7 +23,7 @@ SUCCEEDED, FAILED and STOPPED are terminal.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -33,6 +33,7 @@ from stoker_gcs.state.records import RecordTable, Transition
 from stoker_gcs.store.changes import Delete
 from stoker_wire.errors import ConflictError
 from stoker_wire.messages.cluster import LeaseKind
+from stoker_wire.messages.common import ANY_NAMESPACE
 from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.queues import DEFAULT_QUEUE
 from stoker_wire.messages.work import (
@@ -60,6 +61,7 @@ JOBS: RecordTable[Job] = RecordTable(
         "state": job.state.value,
         "namespace": job.namespace,
         "node_id": job.node_id,
+        "owner": job.user,
     },
     label="job",
 )
@@ -77,13 +79,25 @@ WAITS_FOR_NODE = "waits for a node to run its driver"
 _replace = msgspec.structs.replace
 
 
+class Submitter(NamedTuple):
+    """Who submits a job, or attaches a driver: a person's token, or a process of another job."""
+
+    user: str = ""
+    namespaces: tuple[str, ...] = (ANY_NAMESPACE,)
+    token_id: str = ""
+    job_id: str = ""
+
+
+NOBODY = Submitter()
+
+
 def is_whole(job: Job) -> bool:
     """Return whether a job is a whole array, which has no driver."""
     return job.array is not None or job.one_per_node is not None
 
 
 def submitted(
-    body: SubmitJob, job_id: str, now_s: float, *, user: str = "", schedule: str = ""
+    body: SubmitJob, job_id: str, now_s: float, *, by: Submitter = NOBODY, schedule: str = ""
 ) -> Job:
     """Return the job of a submission."""
     return Job(
@@ -103,7 +117,9 @@ def submitted(
         message=WAITS_FOR_NODE,
         queue=body.queue or DEFAULT_QUEUE,
         priority=body.priority,
-        user=user,
+        user=by.user,
+        namespaces=by.namespaces,
+        parent_job_id=by.job_id,
         start_deadline_s=body.start_deadline_s,
         timeout_s=body.timeout_s,
         after=body.after,
@@ -179,7 +195,7 @@ def array_progress(members: Sequence[Job]) -> tuple[str, bool]:
     return text, len(ended) == len(members) and not failed
 
 
-def attached(body: AttachDriver, job_id: str, now_s: float, *, user: str = "") -> Job:
+def attached(body: AttachDriver, job_id: str, now_s: float, *, by: Submitter = NOBODY) -> Job:
     """Return the job of a driver that was started by hand."""
     return Job(
         job_id=job_id,
@@ -199,7 +215,10 @@ def attached(body: AttachDriver, job_id: str, now_s: float, *, user: str = "") -
         pid_namespace=body.pid_namespace,
         queue=body.queue or DEFAULT_QUEUE,
         priority=body.priority,
-        user=user,
+        user=by.user,
+        token_id=by.token_id,
+        namespaces=by.namespaces,
+        parent_job_id=by.job_id,
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker_gcs.registry.jobs.rules import JOBS
+from stoker_gcs.registry.jobs.rules import JOBS, NOBODY, Submitter
 from stoker_gcs.registry.schedules import rules
 from stoker_gcs.registry.schedules.rules import SCHEDULES
 from stoker_gcs.state import schema
@@ -56,9 +56,9 @@ class ScheduleRegistry:
             self.view[schedule.name] = schedule
         self.changed.set()
 
-    async def create(self, body: CreateSchedule, *, user: str = "") -> Schedule:
+    async def create(self, body: CreateSchedule, *, by: Submitter = NOBODY) -> Schedule:
         """Create a schedule; NameTakenError if there is one of this name."""
-        schedule = rules.created(body, self._state.now(), user=user)
+        schedule = rules.created(body, self._state.now(), by=by)
         self._jobs.check(body.job, field="job.")
         await self._queues.check(body.job.queue, field="job.queue")
         if len(self.view) >= MAX_SCHEDULES:
@@ -140,7 +140,8 @@ class ScheduleRegistry:
         await self._queues.check(schedule.job.queue)
         body = msgspec.structs.replace(schedule.job, job_id=run.job_id)
         try:
-            await self._jobs.submit(body, key=None, user=schedule.user, schedule=schedule.name)
+            by = Submitter(schedule.user, schedule.namespaces)
+            await self._jobs.submit(body, key=None, by=by, schedule=schedule.name)
         except NameTakenError:
             known = await self._jobs.find(run.job_id)
             if known is None or known.schedule != schedule.name:

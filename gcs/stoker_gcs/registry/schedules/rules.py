@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import msgspec
 from cronsim import CronSim, CronSimError
 
+from stoker_gcs.registry.jobs.rules import NOBODY, Submitter
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import RecordTable, Transition
 from stoker_wire.errors import BadRequestError
@@ -44,11 +45,11 @@ class Run:
     stop: tuple[str, ...] = ()
 
 
-def created(body: CreateSchedule, now_s: float, *, user: str = "") -> Schedule:
+def created(body: CreateSchedule, now_s: float, *, by: Submitter = NOBODY) -> Schedule:
     """Return the schedule that a request creates; BadRequestError names the field that is wrong."""
     _check(body)
     settings = {name: getattr(body, name) for name in body.__struct_fields__}
-    schedule = Schedule(**settings, user=user, created_at_s=now_s)
+    schedule = Schedule(**settings, user=by.user, namespaces=by.namespaces, created_at_s=now_s)
     return _replace(schedule, next_at_s=None if body.paused else next_after(schedule, now_s))
 
 

@@ -129,6 +129,8 @@ class Driver:
             self._gcs.call("POST", "/v1/jobs/attach", attach, reply=Job, timeout_s=_CALL_S),
             _CALL_S + 1,
         )
+        if job.token:
+            self._identity.credential.replace(job.token)
         self._submitted = job.submitted
         self._job.join(job)
 

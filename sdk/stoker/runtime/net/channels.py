@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -22,16 +23,22 @@ from stoker.exceptions import UnavailableError
 from stoker_wire.data.channel import PATH, Channel, accept, connect, usable_path
 from stoker_wire.http import auth
 from stoker_wire.messages.common import Address
+from stoker_wire.messages.control import ReviewChannel
 from stoker_wire.messages.data import DataMessage
+from stoker_wire.messages.work import DETACHED_JOB
 
 if TYPE_CHECKING:
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
+    from stoker_wire.messages.cluster import Lease
 
+Review = Callable[[ReviewChannel], Awaitable[bool]]
 OnMessages = Callable[[Channel, list[DataMessage]], None]
 OnLost = Callable[[Channel], None]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+CHANNEL_SCHEME = "Channel"
+"""The scheme of the Authorization of a channel: ids of job and actor, and a proof for this peer alone."""
 _CONNECT_S = 60.0
 """A machine that is gone does not refuse. A process that is busy in C code answers late."""
 
@@ -40,6 +47,7 @@ class _Job(Protocol):
     """The job that this process works for, as of now."""
 
     job_id: str
+    lease: Lease | None
 
 
 class Channels:
@@ -63,6 +71,7 @@ class Channels:
         self._on_messages: OnMessages
         self._on_lost: OnLost
         self._job: _Job
+        self._review: Review
         self._channels: dict[str, Channel] = {}
         self._open: set[Channel] = set()
         """All channels: both sides may have opened one to the other at the same moment."""
@@ -72,12 +81,16 @@ class Channels:
     async def serve(
         self,
         job: _Job,
+        review: Review,
         routes: dict[tuple[str, str], Handler],
         on_messages: OnMessages,
         on_lost: OnLost,
     ) -> None:
-        """Accept channels (and requests to ``routes``) at :attr:`address` from now on."""
-        self._job = job
+        """Accept channels (and requests to ``routes``) at :attr:`address` from now on.
+
+        Of this job's processes all may open one; ``review`` says whether that of another job may.
+        """
+        self._job, self._review = job, review
         self._on_messages, self._on_lost = on_messages, on_lost
         socket_path = self._identity.socket_path
         app = web.Application(client_max_size=64 << 20)
@@ -134,6 +147,13 @@ class Channels:
                 del self._opening[address.peer_id]
         return await asyncio.shield(opening)
 
+    def _authorization(self, peer_id: str) -> str:
+        lease = self._job.lease
+        job_id = self._job.job_id
+        actor_id = lease.actor_id if lease is not None and job_id == DETACHED_JOB else ""
+        proof = auth.channel_proof(self._identity.token, peer_id)
+        return f"{CHANNEL_SCHEME} {job_id} {actor_id} {proof}"
+
     async def _connect(self, address: Address) -> Channel:
         path = usable_path(address, self._identity.host_id)
         if not path and not address.url:
@@ -148,7 +168,7 @@ class Channels:
                     path=path,
                     me=self.address,
                     job_id=self._job.job_id,
-                    token=self._identity.token,
+                    authorization=self._authorization(address.peer_id),
                 )
         except TimeoutError:
             raise UnavailableError(
@@ -168,19 +188,32 @@ class Channels:
             del self._channels[channel.peer.peer_id]
         self._on_lost(channel)
 
-    def _is_authorized(self, request: web.Request) -> bool:
-        return auth.check(request.headers.get("Authorization"), self._identity.token)
-
     def _guarded(self, handler: Handler) -> Handler:
+        """Return a handler for the nodelet, which has the token that it gave this process at its start."""
+        token = self._identity.token
+
         async def guarded(request: web.Request) -> web.StreamResponse:
-            if not self._is_authorized(request):
+            if not auth.check(request.headers.get("Authorization"), token):
                 raise web.HTTPUnauthorized
             return await handler(request)
 
         return guarded
 
+    async def _may_open(self, header: str) -> bool:
+        """Return whether a process may open a channel: one of this job, or one that the gcs admits."""
+        scheme, *shown = header.split(" ")
+        if scheme != CHANNEL_SCHEME or len(shown) != 3:
+            return False
+        job_id, actor_id, proof = shown
+        me = self._identity
+        if hmac.compare_digest(proof.encode(), auth.channel_proof(me.token, me.peer_id).encode()):
+            return True
+        return await self._review(
+            ReviewChannel(job_id=job_id, actor_id=actor_id, peer_id=me.peer_id, proof=proof)
+        )
+
     async def _accept(self, request: web.Request) -> web.StreamResponse:
-        if not self._is_authorized(request):
+        if not await self._may_open(request.headers.get("Authorization", "")):
             raise web.HTTPUnauthorized
         channel = await accept(request, me=self.address, job_id=self._job.job_id)
         if channel is not None:

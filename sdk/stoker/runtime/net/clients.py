@@ -23,7 +23,7 @@ from stoker_wire.arena import Arena
 from stoker_wire.errors import DeadlineExceededError, UnavailableError
 from stoker_wire.http.client.pool import ClientPool, LeaderClient
 from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
-from stoker_wire.messages.control import Leader
+from stoker_wire.messages.control import ChannelReview, Leader, ReviewChannel
 from stoker_wire.messages.node_api import KillWorker
 from stoker_wire.messages.work import DETACHED_JOB, Actor, Job
 
@@ -53,7 +53,7 @@ class ClusterClients:
         self._identity = identity
         self._settings = settings
         self._io = io
-        self._pool = ClientPool(token=identity.token, peer=identity.peer_id, settings=settings)
+        self._pool = ClientPool(token=identity.credential, peer=identity.peer_id, settings=settings)
         self._leader = LeaderClient("scheduler", self._pool, self._leader_url)
         self._arenas: dict[str, Arena | None] = {}
         self._ask_again_s: dict[str, float] = {}
@@ -134,6 +134,11 @@ class ClusterClients:
         actor = await self.gcs.call("GET", f"/v1/actors/{actor_id}", reply=Actor)
         creator = await self.gcs.call("GET", f"/v1/jobs/{actor.job_id}", reply=Job)
         return msgspec.structs.replace(creator, job_id=job_id, namespace=actor.namespace)
+
+    async def may_open(self, review: ReviewChannel) -> bool:
+        """Return whether a process of another job may open a channel to this one, as the gcs says."""
+        answer = await self.gcs.call("POST", "/v1/channel-reviews", review, reply=ChannelReview)
+        return answer.allowed
 
     async def store_function(self, digest: str, blob: bytes) -> None:
         """Store a pickled function in the gcs, under its hash."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from urllib.parse import quote, urlencode, urlsplit
 
 from stoker_wire.errors import NotReadyError, StokerError, UnavailableError
+from stoker_wire.http.auth import Credential, credential_of
 from stoker_wire.http.client.endpoints import (
     HEDGE_S,
     PROBE_S,
@@ -26,6 +27,7 @@ from stoker_wire.http.client.endpoints import (
     checked_address,
 )
 from stoker_wire.http.client.exchange import (
+    AUTHORIZATION,
     TIMEOUT_HEADER,
     ReplyReader,
     check_status,
@@ -62,17 +64,23 @@ class HttpClient:
     commas between. ``timeout_s`` is the default deadline of a call.
     """
 
-    def __init__(self, base_url: str, *, token: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, base_url: str, *, token: str | Credential, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self.base_url = checked_address(base_url)
         self.timeout_s = timeout_s
-        self._token = token
+        self._credential = credential_of(token)
         self._endpoints = Endpoints(self.base_url)
-        self._headers = client_headers(token, "client", replicas=len(self._endpoints.urls))
+        self._base_headers = client_headers("client", replicas=len(self._endpoints.urls))
         self._replies = ReplyReader()
 
     def to(self, base_url: str) -> HttpClient:
         """Return a client of another server of the same cluster."""
-        return HttpClient(base_url, token=self._token, timeout_s=self.timeout_s)
+        return HttpClient(base_url, token=self._credential, timeout_s=self.timeout_s)
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {**self._base_headers, AUTHORIZATION: self._credential.header}
 
     @overload
     def call(
@@ -296,7 +304,7 @@ class HttpClient:
                     raise UnavailableError(f"{base} did not answer\n{other} is asked now")
 
     def _is_ready(self, url: str) -> bool:
-        probe = HttpClient(url, token=self._token)
+        probe = HttpClient(url, token=self._credential)
         try:
             with probe._request("GET", READY_PATH, None, None, self._headers, PROBE_S) as response:
                 return response.status < 300

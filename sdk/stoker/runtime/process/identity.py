@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from stoker_wire.http.auth import Credential
+
 
 class LocalNode(NamedTuple):
     """The nodelet whose shared memory this process can see."""
@@ -19,14 +21,20 @@ class LocalNode(NamedTuple):
 class Identity:
     """A process's own id, the cluster that it talks to, and where it listens.
 
-    ``node`` is the nodelet with which it shares memory, if there is one on its machine.
+    ``credential`` holds the token of its job, once it has one. ``node`` is the nodelet with which it
+    shares memory, if there is one on its machine.
     """
 
     peer_id: str
     gcs_url: str
-    token: str
+    credential: Credential
     host_id: str
     node: LocalNode | None
     socket_path: str
     tcp_host: str | None = None
     is_worker: bool = False
+
+    @property
+    def token(self) -> str:
+        """The token that it shows to others now."""
+        return self.credential.token

@@ -25,7 +25,7 @@ from stoker.runtime.worker.output import mark_output
 from stoker_wire.data import channel
 from stoker_wire.data.frames import FrameCodec
 from stoker_wire.errors import ConflictError, NotFoundError
-from stoker_wire.http.auth import is_loopback
+from stoker_wire.http.auth import Credential, is_loopback
 from stoker_wire.http.codec import Codec
 from stoker_wire.http.problems import problem_response
 from stoker_wire.messages.common import Empty
@@ -70,7 +70,7 @@ def main(boot: WorkerBoot) -> None:
     identity = Identity(
         peer_id=boot.worker_id,
         gcs_url=boot.gcs_url,
-        token=boot.token,
+        credential=Credential(boot.token),
         host_id=host_identity.host_id(),
         node=LocalNode(boot.node_id, boot.nodelet_url, boot.arena_dir, boot.session_dir),
         socket_path=boot.socket_path,
@@ -176,6 +176,8 @@ class _Worker:
 
     def _apply(self, setup: WorkerSetup) -> None:
         lease = setup.lease
+        if setup.token:
+            self._runtime.identity.credential.replace(setup.token)
         os.environ.update(setup.env_vars)
         apply_path(setup.sys_path)
         if setup.cwd and os.path.isdir(setup.cwd):

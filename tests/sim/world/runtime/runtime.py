@@ -29,6 +29,7 @@ from stoker.runtime.tasks.reconstruction import Reconstruction
 from stoker.runtime.tasks.submitter import TaskSubmitter
 from stoker.runtime.tasks.task_spec import FunctionSpec, PendingTask
 from stoker_wire.errors import NotFoundError, ObjectLostError, StokerError
+from stoker_wire.http.auth import Credential
 from stoker_wire.messages.cluster import Demand, NodeState
 from stoker_wire.messages.common import Strategy
 from stoker_wire.messages.data import Failed, Inline, Stored, Template
@@ -156,7 +157,7 @@ class Runtime:
         self.identity = identity = Identity(
             peer_id=address.peer_id,
             gcs_url=world.gcs_url,
-            token="t",
+            credential=Credential("t"),
             host_id=process.host,
             node=node,
             socket_path="",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker_nodelet.objects.index import ObjectIndex
 from stoker_wire.errors import NotFoundError, ObjectLostError
+from stoker_wire.http.principals import JOBS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.objects import ObjectInfo
 
@@ -85,5 +86,7 @@ async def _read_value(node: Node, req: Request) -> bytes:
     return value
 
 
-ROUTES = (Route("GET", "/v1/objects/{id}/value", _read_value, summary="Return a value"),)
+ROUTES = (
+    Route("GET", "/v1/objects/{id}/value", _read_value, roles=JOBS, summary="Return a value"),
+)
 """In place of the ranges that the product reads from a socket."""

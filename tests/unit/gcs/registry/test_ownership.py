@@ -14,6 +14,7 @@ from stoker_gcs.registry.actors.rules import ACTORS
 from stoker_gcs.registry.ownership import Ownership
 from stoker_gcs.state.records import Transition
 from stoker_gcs.store.memory import MemoryStore
+from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.cluster import Demand, RegisterNode, WorkerExit
 from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.work import (
@@ -40,7 +41,9 @@ TASK = Owner(peer_id="w_1", node_id="n_1", node_incarnation=1)
 @pytest.fixture
 async def app() -> AsyncIterator[GcsApp]:
     async with Background("work") as work, Background("writers") as writers:
-        made = build_app(MemoryStore(), MemoryEphemeralStore(), Settings(), "token", work)
+        made = build_app(
+            MemoryStore(), MemoryEphemeralStore(), Settings(), TokenSigner("token"), work
+        )
         writers.spawn(made.state.writer.changes.run(), name="changes")
         await made.load()
         await made.jobs.submit(SubmitJob(entrypoint="x", job_id="job_1"), key=None)

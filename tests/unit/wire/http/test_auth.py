@@ -5,14 +5,16 @@ from __future__ import annotations
 import hmac
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from stoker_wire.errors import ForbiddenError, OpenBindError, StartError, UnauthorizedError
 from stoker_wire.http import auth
+from stoker_wire.http.principals import ADMINS, JOBS, NODES, Principal
 from stoker_wire.http.server.service import Service
-from stoker_wire.messages.common import Empty
+from stoker_wire.messages.common import Empty, Role
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 async def whoami(req: Request) -> dict[str, str]:
-    return {"principal": req.principal}
+    return {"principal": req.principal.name}
 
 
 def test_a_token_is_made_once_and_private(tmp_path: Path) -> None:
@@ -103,7 +105,7 @@ async def test_no_token_and_a_wrong_token_are_told_apart(cluster: Cluster) -> No
     service = cluster.service()
     service.route("GET", "/v1/who", whoami, reply=dict[str, str], summary="Who am I.")
     await cluster.start(service)
-    with pytest.raises(UnauthorizedError, match="not the cluster's"):
+    with pytest.raises(UnauthorizedError, match="not one of the cluster's"):
         await cluster.client(service, token="wrong").call("GET", "/v1/who")
     client = cluster.client(service)
     assert await client.call("GET", "/v1/who", reply=dict[str, str]) == {"principal": "cluster"}
@@ -116,19 +118,39 @@ async def test_no_token_and_a_wrong_token_are_told_apart(cluster: Cluster) -> No
         assert reply.status == 401, "an unknown route must not be told from a known one"
 
 
-async def test_further_tokens_come_from_the_authenticator(cluster: Cluster) -> None:
-    class Tokens:
-        async def principal(self, token: str) -> str | None:
-            return "alice" if token == "alices" else None
+async def test_the_authority_has_the_last_word(cluster: Cluster) -> None:
+    class Gcs:
+        async def resolve(self, principal: Principal) -> Principal:
+            if principal.job_id == "job_over":
+                raise UnauthorizedError("job_over has ended")
+            return replace(principal, name="alice")
 
-    service = cluster.service()
-    service.guard.authenticator = Tokens()
-    service.route("GET", "/v1/who", whoami, reply=dict[str, str], summary="Who am I.")
+        async def admit(self, principal: Principal, method: str, *where: object) -> None:
+            if method != "GET":
+                raise ForbiddenError(f"not {principal}'s")
+
+    service = cluster.service(authority=Gcs())
+    for method in ("GET", "POST"):
+        service.route(
+            method, "/v1/who", whoami, roles=JOBS, reply=dict[str, str], summary="Who am I."
+        )
     await cluster.start(service)
-    client = cluster.client(service, token="alices")
+    client = cluster.client(service, token=service.tokens.job("job_1"))
     assert await client.call("GET", "/v1/who", reply=dict[str, str]) == {"principal": "alice"}
-    with pytest.raises(UnauthorizedError):
-        await cluster.client(service, token="bobs").call("GET", "/v1/who")
+    with pytest.raises(ForbiddenError, match="not job job_1's"):
+        await client.call("POST", "/v1/who")
+    with pytest.raises(UnauthorizedError, match="has ended"):
+        await cluster.client(service, token=service.tokens.job("job_over")).call("GET", "/v1/who")
+
+
+async def test_a_token_of_another_role_is_told_which_it_takes(cluster: Cluster) -> None:
+    service = cluster.service()
+    service.route("POST", "/v1/who", whoami, roles=NODES | ADMINS, summary="Who am I.")
+    await cluster.start(service)
+    viewer = Principal(roles=frozenset({Role.VIEWER}), name="bob")
+    client = cluster.client(service, token=service.tokens.user(viewer, issued_at_s=0.0))
+    with pytest.raises(ForbiddenError, match=r"(?s)not for viewer bob.*roles admin, node"):
+        await client.call("POST", "/v1/who")
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/openapi.json"])

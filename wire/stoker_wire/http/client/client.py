@@ -30,8 +30,10 @@ from stoker_wire.errors import (
     UnavailableError,
     error_for,
 )
+from stoker_wire.http.auth import Credential, credential_of
 from stoker_wire.http.client.endpoints import READY_PATH, Endpoints
 from stoker_wire.http.client.exchange import (
+    AUTHORIZATION,
     TIMEOUT_HEADER,
     ReplyReader,
     check_status,
@@ -79,7 +81,7 @@ class Client:
         self,
         base_url: str,
         *,
-        token: str,
+        token: str | Credential,
         peer: str,
         timeout_s: float | None = None,
         unix_path: str | None = None,
@@ -100,7 +102,10 @@ class Client:
         self._silence_s = _SILENCE * settings.bookmark_s
         self._retry_initial_s = settings.retry_initial_s
         self._retry_max_s = settings.retry_max_s
-        self._headers = client_headers(token, peer, replicas=len(self.urls))
+        self._credential = credential_of(token)
+        self._sent = ""
+        """The header of the token that the session sends."""
+        self._headers = client_headers(peer, replicas=len(self.urls))
         self._next_key = IdSource(Prefix.REQUEST)
         self._replies = ReplyReader()
         self._urls: dict[str, URL] = {}
@@ -125,7 +130,11 @@ class Client:
     @property
     def session(self) -> aiohttp.ClientSession:
         """The pooled session, with this client's headers; opened at first use, in its loop."""
-        return self._session or self._open_session()
+        session = self._session or self._open_session()
+        header = self._credential.header
+        if self._sent is not header:
+            session.headers[AUTHORIZATION] = self._sent = header
+        return session
 
     @overload
     async def call(
@@ -251,7 +260,10 @@ class Client:
             # A StokerError may be a TimeoutError too, and says more than this one would.
             if isinstance(error, StokerError) or not deadline.expired():
                 raise
-            raise self._too_late(method, url, timeout_s, tries + 1, cause) from error
+            # Its frames are those of the timeout, which has this task, and that will have the error.
+            raise self._too_late(
+                method, url, timeout_s, tries + 1, cause
+            ) from error.with_traceback(None)
         finally:
             # A cycle with this frame, by the error or the task that ends with it, would keep what the
             # frames of its callers have, as refs of objects, until a garbage collection.
@@ -295,7 +307,9 @@ class Client:
     async def _is_ready(self, base: str) -> bool:
         try:
             async with self.session.get(
-                base + READY_PATH, headers={"Accept": MSGPACK}, allow_redirects=False
+                base + READY_PATH,
+                headers={"Accept": MSGPACK},
+                allow_redirects=False,
             ) as response:
                 return response.status < 300
         except (StokerError, aiohttp.ClientError, OSError):
@@ -374,7 +388,11 @@ class Client:
                 async with self.attend(base):
                     response = await stack.enter_async_context(
                         self.session.request(
-                            method, url, data=data, headers=headers, allow_redirects=False
+                            method,
+                            url,
+                            data=data,
+                            headers=headers,
+                            allow_redirects=False,
                         )
                     )
                     if response.status >= 300:

@@ -23,14 +23,16 @@ REPLICAS_HEADER = "Stoker-Replicas"
 """Says that the caller asks another replica when this one is silent."""
 
 
-def client_headers(token: str, peer: str, *, replicas: int = 1) -> dict[str, str]:
-    """Return the headers of every request of a client; ``peer`` is what it calls itself.
+AUTHORIZATION = "Authorization"
+
+
+def client_headers(peer: str, *, replicas: int = 1) -> dict[str, str]:
+    """Return the headers of every request of a client beside its token; ``peer`` is what it calls itself.
 
     ``replicas`` is the number of URLs among which it chooses.
     """
     several = {REPLICAS_HEADER: str(replicas)} if replicas > 1 else {}
     return several | {
-        "Authorization": f"Bearer {token}",
         "User-Agent": f"stoker/{VERSION}",
         "Stoker-Peer": peer,
         PROTOCOL_HEADER: PROTOCOL_TEXT,

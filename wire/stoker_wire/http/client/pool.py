@@ -16,6 +16,7 @@ from stoker_wire.errors import (
     StokerError,
     UnavailableError,
 )
+from stoker_wire.http.auth import Credential, credential_of
 from stoker_wire.http.client.client import Client
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ class ClientPool:
     """One :class:`Client` per URL, all with the same token and ``peer`` name. For one event loop."""
 
     def __init__(
-        self, *, token: str, peer: str, settings: Settings, max_connections: int = 256
+        self, *, token: str | Credential, peer: str, settings: Settings, max_connections: int = 256
     ) -> None:
-        self._token = token
+        self._credential = credential_of(token)
         self._peer = peer
         self._settings = settings
         self._max_connections = max_connections
@@ -43,7 +44,7 @@ class ClientPool:
         if client is None:
             client = self._clients[url] = Client(
                 url,
-                token=self._token,
+                token=self._credential,
                 peer=self._peer,
                 settings=self._settings,
                 max_connections=self._max_connections,

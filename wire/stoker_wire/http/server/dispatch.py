@@ -27,16 +27,19 @@ from stoker_wire.errors import (
 )
 from stoker_wire.http.client.exchange import REPLICAS_HEADER
 from stoker_wire.http.codec import BYTES, JSON, MSGPACK, encode_json, encode_msgpack
+from stoker_wire.http.principals import ANONYMOUS
 from stoker_wire.http.problems import problem_response
 from stoker_wire.http.server.faults import Dispatch, parse_faults, with_faults
 from stoker_wire.http.server.idempotency import IdempotencyStore, StoredReply, fingerprint
 from stoker_wire.http.server.request import BoundRoute, Reply, Request
+from stoker_wire.http.server.request_guard import check_role
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.process.log import REQUEST_ID
 from stoker_wire.suggestions import suggestion
 from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, check_protocol, is_newer
 
 if TYPE_CHECKING:
+    from stoker_wire.http.principals import Principal
     from stoker_wire.http.server.request_guard import RequestGuard
     from stoker_wire.process.metrics import Metrics
     from stoker_wire.process.pauses import Pauses
@@ -101,10 +104,14 @@ class Dispatcher:
         status = 499
         try:
             principal = await self.guard.check(http.headers, http.path)
+            if route is not None and principal is not ANONYMOUS:
+                check_role(principal, route.roles, f"{route.method} {route.path}")
             if route is None:
                 response = await handler(http)
             else:
                 request = self._request(http, route, request_id, principal)
+                if principal is not ANONYMOUS:
+                    await self.guard.admit(principal, route, request.path)
                 self.live[id(http)] = request
                 response = await self._answer_route(request)
             status = response.status
@@ -137,7 +144,7 @@ class Dispatcher:
         return response
 
     def _request(
-        self, http: web.Request, route: BoundRoute, request_id: str, principal: str
+        self, http: web.Request, route: BoundRoute, request_id: str, principal: Principal
     ) -> Request:
         peer = http.headers.get("Stoker-Peer", "the caller")
         if "\0" in http.path or "%00" in http.query_string:

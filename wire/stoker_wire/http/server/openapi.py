@@ -47,7 +47,15 @@ def document(title: str, version: str, routes: Iterable[BoundRoute]) -> dict[str
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "bearerFormat": "JWT",
+                    "description": "The cluster's secret, or a token of one of the roles that an "
+                    "operation names.",
+                }
+            },
             "responses": {
                 "Problem": {
                     "description": "What went wrong (RFC 9457); `code` is stable.",
@@ -55,7 +63,6 @@ def document(title: str, version: str, routes: Iterable[BoundRoute]) -> dict[str
                 }
             },
         },
-        "security": [{"token": []}],
     }
 
 
@@ -79,8 +86,9 @@ def _operation(
         operation["requestBody"] = {"required": True, "content": {JSON: schema, MSGPACK: schema}}
     elif route.raw_body:
         operation["requestBody"] = {"required": True, "content": {BYTES: {}}}
+    operation["security"] = [{"token": sorted(route.roles)}]
     if not route.path.startswith("/v1"):
-        operation["security"] = [{}, {"token": []}]
+        operation["security"].insert(0, {})
     return operation
 
 

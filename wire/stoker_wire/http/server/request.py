@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from aiohttp import web
     from multidict import MultiMapping
 
+    from stoker_wire.http.principals import Principal
+    from stoker_wire.messages.common import Role
     from stoker_wire.settings import Settings
 
 Handler = Callable[["Request"], Awaitable[object]]
@@ -50,6 +52,7 @@ class BoundRoute:
         handler: Handler,
         *,
         summary: str,
+        roles: frozenset[Role],
         body: Any = None,
         reply: Any = None,
         query: Any = None,
@@ -64,6 +67,7 @@ class BoundRoute:
         self.path = path
         self.handler = handler
         self.summary = summary
+        self.roles = roles
         self.body = body
         self.reply = reply
         self.query = query
@@ -140,7 +144,7 @@ class Request:
         route: BoundRoute,
         *,
         request_id: str,
-        principal: str,
+        principal: Principal,
         peer: str,
         settings: Settings,
         timeout_s: float,

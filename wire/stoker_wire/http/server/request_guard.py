@@ -1,4 +1,4 @@
-"""The checks of a request's Host, Origin and token, before anything is decoded.
+"""The checks of a request's Host, Origin, token and role, before anything is decoded.
 
 Called by the HTTP server for every request. The Host check keeps a web page that rebinds its
 own name to this machine from talking to a service with the browser as its agent.
@@ -14,8 +14,12 @@ from urllib.parse import urlsplit
 
 from stoker_wire.errors import ForbiddenError, UnauthorizedError
 from stoker_wire.http import auth
+from stoker_wire.http.principals import ANONYMOUS, Principal
 
 if TYPE_CHECKING:
+    from stoker_wire.http.server.request import BoundRoute
+    from stoker_wire.http.server.tokens import Authority, TokenSigner
+    from stoker_wire.messages.common import Role
     from stoker_wire.settings import Settings
 
 ALWAYS_OPEN = frozenset({"/healthz", "/readyz"})
@@ -29,10 +33,10 @@ class RequestGuard:
     """The rules of one service, fixed once it is known where it listens."""
 
     def __init__(
-        self, settings: Settings, token: str, authenticator: auth.Authenticator | None = None
+        self, settings: Settings, tokens: TokenSigner, authority: Authority | None = None
     ) -> None:
-        self.authenticator = authenticator
-        self._token = token
+        self._authority = authority
+        self._tokens = tokens
         self._settings = settings
         self._any_address = False
         self._names: set[str] = set()
@@ -50,8 +54,8 @@ class RequestGuard:
             names.add(socket.gethostname())
         self._names = {name.lower().strip("[]") for name in names if name}
 
-    async def check(self, headers: Mapping[str, str], path: str) -> str:
-        """Return the principal; ForbiddenError or UnauthorizedError say what is wrong."""
+    async def check(self, headers: Mapping[str, str], path: str) -> Principal:
+        """Return who sends it; ForbiddenError or UnauthorizedError say what is wrong."""
         host = headers.get("Host", "")
         if not self._known(host):
             raise ForbiddenError(
@@ -65,22 +69,23 @@ class RequestGuard:
                 f"requests from the web origin {origin[:100]!r} are refused", field="Origin"
             )
         header = headers.get("Authorization")
-        if header is not None and auth.check(header, self._token):
-            return auth.SHARED_PRINCIPAL
         if path in self._open:
-            return ""
-        if self.authenticator is not None and header is not None:
-            principal = await self.authenticator.principal(auth.bearer(header))
-            if principal is not None:
-                return principal
-        raise UnauthorizedError(
-            "this token is not the cluster's\n"
-            "compare STOKER_TOKEN or the token file with the head node's"
-            if header
-            else "the request has no token\n"
-            "send 'Authorization: Bearer <token>' (STOKER_TOKEN or the token file)",
-            field="Authorization",
-        )
+            return ANONYMOUS
+        if not header:
+            raise UnauthorizedError(
+                "the request has no token\n"
+                "send 'Authorization: Bearer <token>' (STOKER_TOKEN or the token file)",
+                field="Authorization",
+            )
+        principal = self._tokens.verify(auth.bearer(header))
+        return principal if self._authority is None else await self._authority.resolve(principal)
+
+    async def admit(
+        self, principal: Principal, route: BoundRoute, params: Mapping[str, str]
+    ) -> None:
+        """Raise ForbiddenError if what the URL names is not the principal's."""
+        if self._authority is not None and not principal.owns_all:
+            await self._authority.admit(principal, route.method, route.path, params)
 
     def _same_site(self, origin: str, host: str) -> bool:
         try:
@@ -99,6 +104,16 @@ class RequestGuard:
             return False
         # A page can rebind a name, never an address: any literal is safe where we listen on all.
         return self._any_address or address.is_loopback
+
+
+def check_role(principal: Principal, roles: frozenset[Role], what: str) -> None:
+    """Raise ForbiddenError unless one of the principal's roles is among ``roles``."""
+    if principal.roles.isdisjoint(roles):
+        needed = ", ".join(sorted(roles))
+        raise ForbiddenError(
+            f"{what} is not for {principal}\nit takes a token of one of the roles {needed}",
+            field="Authorization",
+        )
 
 
 def host_name(host: str) -> str:

@@ -11,12 +11,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from stoker_wire.messages.common import Role
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """One HTTP route: ``handler(owner, request)`` answers ``method`` ``path``.
 
-    ``body``, ``reply`` and ``query`` are message types (``reply`` of one line for a ``stream``);
+    ``roles`` are those of which a caller needs one. ``body``, ``reply`` and ``query`` are message types
+    (``reply`` of one line for a ``stream``);
     ``summary`` is a verb and its object, for the OpenAPI document. With ``raw_body`` the handler
     awaits ``request.read()`` itself. A ``stream`` has no deadline. ``idempotency=False`` leaves
     Idempotency-Key to the handler. ``before_ready`` answers even while the service is not ready.
@@ -27,6 +30,7 @@ class Route:
     handler: Callable[..., Awaitable[object]]
     _: KW_ONLY
     summary: str
+    roles: frozenset[Role]
     body: Any = None
     reply: Any = None
     query: Any = None
@@ -41,13 +45,15 @@ class Route:
 class WebSocketRoute:
     """One WebSocket route: ``handler(owner, request, socket)`` runs until the connection ends.
 
-    ``max_msg_bytes`` 0 means no limit. The socket is closed when the service stops.
+    ``roles`` are those of which a caller needs one. ``max_msg_bytes`` 0 means no limit. The socket is
+    closed when the service stops.
     """
 
     path: str
     handler: Callable[..., Awaitable[None]]
     _: KW_ONLY
     summary: str
+    roles: frozenset[Role]
     query: Any = None
     max_msg_bytes: int = 0
     heartbeat_s: float | None = 15.0

@@ -30,11 +30,13 @@ from stoker_wire.errors import (
     StartError,
 )
 from stoker_wire.http.codec import JSON, encode_json
+from stoker_wire.http.principals import ADMINS, READERS
 from stoker_wire.http.server.dispatch import Dispatcher, Endpoint
 from stoker_wire.http.server.idempotency import IdempotencyStore, MemoryStore
 from stoker_wire.http.server.request import BoundRoute, Handler, Reply, Request, SocketHandler
 from stoker_wire.http.server.request_guard import RequestGuard, outward_address
 from stoker_wire.http.server.routes import Route, WebSocketRoute
+from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.http.server.watch import bytes_response, stream_response, watch_response
 from stoker_wire.messages.control import ListQuery, Page
 from stoker_wire.process import log
@@ -45,7 +47,8 @@ from stoker_wire.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stoker_wire.http.auth import Authenticator
+    from stoker_wire.http.server.tokens import Authority
+    from stoker_wire.messages.common import Role
     from stoker_wire.settings import Settings
 
 __all__ = (
@@ -86,7 +89,7 @@ class Service:
         *,
         token: str,
         version: str = VERSION,
-        authenticator: Authenticator | None = None,
+        authority: Authority | None = None,
         idempotency: IdempotencyStore | None = None,
     ) -> None:
         if not token:
@@ -102,7 +105,8 @@ class Service:
         self.metrics = Metrics()
         self.log = log.service_logger(name)
         self.routes: list[BoundRoute] = []
-        self.guard = RequestGuard(settings, token, authenticator)
+        self.tokens = TokenSigner(token)
+        self.guard = RequestGuard(settings, self.tokens, authority)
         self.dispatcher = Dispatcher(
             name,
             settings,
@@ -145,6 +149,7 @@ class Service:
         path: str,
         handler: Handler,
         *,
+        roles: frozenset[Role] = ADMINS,
         body: Any = None,
         reply: Any = None,
         query: Any = None,
@@ -157,10 +162,10 @@ class Service:
     ) -> None:
         """Register ``handler`` and its entry in the OpenAPI document.
 
-        ``body``, ``reply`` and ``query`` are message types (``reply`` of one line for a
-        ``stream``). With ``raw_body`` the handler awaits ``req.read()`` itself. A ``stream`` has no
-        deadline. ``idempotency=False`` leaves Idempotency-Key to the handler. ``before_ready``
-        answers even while the service is not ready.
+        ``roles`` are those of which a caller needs one. ``body``, ``reply`` and ``query`` are message
+        types (``reply`` of one line for a ``stream``). With ``raw_body`` the handler awaits
+        ``req.read()`` itself. A ``stream`` has no deadline. ``idempotency=False`` leaves
+        Idempotency-Key to the handler. ``before_ready`` answers even while the service is not ready.
         """
         self._add(
             BoundRoute(
@@ -168,6 +173,7 @@ class Service:
                 path,
                 handler,
                 summary=summary,
+                roles=roles,
                 body=body,
                 reply=reply,
                 query=query,
@@ -185,6 +191,7 @@ class Service:
         handler: SocketHandler,
         *,
         summary: str,
+        roles: frozenset[Role] = ADMINS,
         query: Any = None,
         max_msg_bytes: int = 0,
         heartbeat_s: float | None = 15.0,
@@ -211,6 +218,7 @@ class Service:
                 path,
                 accept,
                 summary=summary,
+                roles=roles,
                 query=query,
                 stream=True,
                 before_ready=before_ready,
@@ -335,10 +343,13 @@ class Service:
     # Routes that every service has
 
     def _add_own_routes(self) -> None:
-        self.route("GET", "/healthz", self._healthz, reply=Health, summary="Check liveness")
-        self.route("GET", "/readyz", self._readyz, reply=Health, summary="Check readiness")
-        self.route("GET", "/metrics", self._metrics, summary="Get metrics, for Prometheus")
-        self.route("GET", "/openapi.json", self._document, summary="Get this API as OpenAPI 3.1")
+        for path, handler, reply, summary in (
+            ("/healthz", self._healthz, Health, "Check liveness"),
+            ("/readyz", self._readyz, Health, "Check readiness"),
+            ("/metrics", self._metrics, None, "Get metrics, for Prometheus"),
+            ("/openapi.json", self._document, None, "Get this API as OpenAPI 3.1"),
+        ):
+            self.route("GET", path, handler, roles=READERS, reply=reply, summary=summary)
 
     async def _healthz(self, _: Request) -> Health:
         return Health(service=self.name, version=self.version, status="ok")

@@ -50,8 +50,7 @@ def test_bytes_are_sent_as_they_are_and_only_a_post_has_a_key(raw: object) -> No
 
 
 def test_every_request_says_who_sends_it_and_which_protocol() -> None:
-    headers = client_headers("secret", "nodelet n_1")
-    assert headers["Authorization"] == "Bearer secret"
+    headers = client_headers("nodelet n_1")
     assert (headers["Stoker-Peer"], headers["Stoker-Protocol"]) == ("nodelet n_1", PROTOCOL_TEXT)
 
 

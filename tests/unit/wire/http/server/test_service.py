@@ -17,6 +17,7 @@ from stoker_wire.errors import (
     ProtocolError,
     UnavailableError,
 )
+from stoker_wire.http.principals import READERS
 from stoker_wire.http.server.routes import Route, WebSocketRoute
 from stoker_wire.http.server.service import Reply, Request
 from stoker_wire.messages.common import Message
@@ -296,8 +297,8 @@ async def test_a_table_of_routes_is_bound_to_its_owner(cluster: Cluster) -> None
                 await socket.send_str(f"{self.word} {message.data}")
 
     table = (
-        Route("GET", "/v1/greet/{name}", Greeter.greet, summary="Greet"),
-        WebSocketRoute("/v1/echo", Greeter.echo, summary="Echo"),
+        Route("GET", "/v1/greet/{name}", Greeter.greet, roles=READERS, summary="Greet"),
+        WebSocketRoute("/v1/echo", Greeter.echo, roles=READERS, summary="Echo"),
     )
     service = cluster.service()
     service.add_routes(table, Greeter("hello"))

@@ -1,0 +1,125 @@
+"""Tokens: JSON Web Tokens (RFC 7519, HS256) that every service makes and checks by the cluster's secret.
+
+Made for services (each sends its own, never the secret), for the processes of jobs, and by the gcs for
+people. The signature proves that a token was made in this cluster, and its claims say for whom; whether
+it was revoked since, or its job has ended, is known to the gcs alone (:class:`Authority`).
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jwt
+
+from stoker_wire.errors import UnauthorizedError
+from stoker_wire.http.principals import ROOT, Principal
+from stoker_wire.messages.common import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ALGORITHM = "HS256"
+AUDIENCE = "stoker"
+"""The ``aud`` of all tokens: one of another system that is signed by the same secret is none of ours."""
+CACHED = 4096
+"""Tokens whose signatures are not checked again: a request is checked by looking one up."""
+
+
+class Authority(Protocol):
+    """Who knows more of a token than its signature says (the gcs)."""
+
+    async def resolve(self, principal: Principal) -> Principal:
+        """Return the principal with what the state says of it; UnauthorizedError if it has ended."""
+        ...
+
+    async def admit(
+        self, principal: Principal, method: str, path: str, params: Mapping[str, str]
+    ) -> None:
+        """Raise ForbiddenError if the record that a request names is not the principal's."""
+        ...
+
+
+class TokenSigner:
+    """Maker and verifier of the tokens of one cluster, for its services."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+        self._key = hmac.digest(secret.encode(), b"stoker token", "sha256")
+        """What signs is derived from the secret, which so is a key for nothing else."""
+        self._known: dict[str, Principal] = {}
+
+    def service(self, role: Role, name: str) -> str:
+        """Return the token by which a service shows itself to others."""
+        return self._sign({"role": role, "sub": name})
+
+    def worker(self, worker_id: str) -> str:
+        """Return the token by which a process and its nodelet know each other, before it has a job."""
+        return self._sign({"role": Role.JOB, "worker": worker_id})
+
+    def job(self, job_id: str, actor_id: str = "") -> str:
+        """Return the token of the processes of a job, or of a detached actor."""
+        actor = {"actor": actor_id} if actor_id else {}
+        return self._sign({"role": Role.JOB, "job": job_id, **actor})
+
+    def user(self, principal: Principal, *, issued_at_s: float) -> str:
+        """Return the token of a person."""
+        claims: dict[str, Any] = {
+            "role": principal.role,
+            "sub": principal.name,
+            "namespaces": list(principal.namespaces),
+            "jti": principal.token_id,
+            "iat": int(issued_at_s),
+        }
+        if principal.expires_at_s is not None:
+            claims["exp"] = principal.expires_at_s
+        return self._sign(claims)
+
+    def _sign(self, claims: dict[str, Any]) -> str:
+        return jwt.encode({"aud": AUDIENCE, **claims}, self._key, ALGORITHM)
+
+    def verify(self, token: str) -> Principal:
+        """Return whose token it is; UnauthorizedError if it was not made here, or has expired."""
+        principal = self._known.get(token)
+        if principal is None:
+            principal = self._decoded(token)
+            if len(self._known) >= CACHED:
+                self._known.clear()
+            self._known[token] = principal
+        if principal.expires_at_s is not None and principal.expires_at_s <= time.time():
+            raise UnauthorizedError(
+                f"this token of {principal} has expired\nmake another: stoker token create",
+                field="Authorization",
+            )
+        return principal
+
+    def _decoded(self, token: str) -> Principal:
+        if hmac.compare_digest(token.encode(), self._secret.encode()):
+            return ROOT
+        try:
+            # Its expiry is looked at with each request, and not only with the first.
+            claims = jwt.decode(
+                token, self._key, [ALGORITHM], audience=AUDIENCE, options={"verify_exp": False}
+            )
+            return _principal_of(claims)
+        except (jwt.InvalidTokenError, KeyError, TypeError, ValueError):
+            raise UnauthorizedError(
+                "this token is not one of the cluster's\n"
+                "compare STOKER_TOKEN or the token file with the head node's",
+                field="Authorization",
+            ) from None
+
+
+def _principal_of(claims: dict[str, Any]) -> Principal:
+    named = claims.get("namespaces")
+    return Principal(
+        roles=frozenset({Role(claims["role"])}),
+        name=claims.get("sub", ""),
+        job_id=claims.get("job", ""),
+        actor_id=claims.get("actor", ""),
+        worker_id=claims.get("worker", ""),
+        token_id=claims.get("jti", ""),
+        expires_at_s=claims.get("exp"),
+        **({} if named is None else {"namespaces": tuple(named)}),
+    )
