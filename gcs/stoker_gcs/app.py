@@ -154,6 +154,7 @@ def build_app(
     blobs = Blobs(state, use_step_s(settings))
     snapshots = Snapshots(state, settings)
     driver_placement = DriverPlacement(state, peers, jobs, job_work, releaser)
+    people = Tokens(state, tokens)
     reconciler = Reconciler(
         state,
         nodes=nodes,
@@ -170,8 +171,8 @@ def build_app(
         ),
         releaser=releaser,
         history=history,
+        tokens=people,
     )
-    people = Tokens(state, tokens)
     return GcsApp(
         state=state,
         ephemeral=ephemeral,

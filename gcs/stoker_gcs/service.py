@@ -97,6 +97,7 @@ async def serve(
     service = Service("gcs", settings, token=token, authority=app.access)
     service.dispatcher.pauses = pauses
     service.add_routes(ROUTES, app)
+    app.tokens.on_revoked = service.dispatcher.end_requests_of
     maintenance = Maintenance(
         service.metrics, app.state, nodes=app.nodes, jobs=app.jobs, history=app.history
     )

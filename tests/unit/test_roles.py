@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -84,3 +85,15 @@ def test_nobody_but_services_and_admins_may_be_a_node_or_lead() -> None:
             if isinstance(one, Route) and (one.method, one.path) == (method, path)
         ]
         assert not route.roles & people, path
+
+
+def test_services_have_their_routes_from_tables_which_name_the_roles() -> None:
+    """``Service.route`` leaves the roles out by default, for tests."""
+    root = Path(__file__).parents[2]
+    calls = [
+        str(path.relative_to(root))
+        for package in ("gcs", "scheduler", "nodelet", "sdk", "wire")
+        for path in (root / package).rglob("*.py")
+        if re.search(r"service\.(route|websocket)\(", path.read_text())
+    ]
+    assert calls == []

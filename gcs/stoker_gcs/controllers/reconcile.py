@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from stoker_gcs.registry.nodes.registry import NodeRegistry
     from stoker_gcs.registry.ownership import Ownership
     from stoker_gcs.registry.task_history import TaskHistory
+    from stoker_gcs.registry.tokens import Tokens
     from stoker_gcs.state.records import StateStore
     from stoker_wire.messages.cluster import Lease
     from stoker_wire.messages.control import Event
@@ -82,6 +83,7 @@ class Reconciler:
         group_placement: GroupPlacement,
         releaser: LeaseReleaser,
         history: TaskHistory,
+        tokens: Tokens,
     ) -> None:
         self._state = state
         self._nodes = nodes
@@ -96,6 +98,7 @@ class Reconciler:
         self._group_placement = group_placement
         self._releaser = releaser
         self._history = history
+        self._tokens = tokens
 
     async def run(self) -> None:
         """Reconcile until cancelled."""
@@ -132,6 +135,8 @@ class Reconciler:
                 self._start(work, "launch", subject, lambda: self._launch(subject))
             case EventKind.JOB_STARTED if payload.get("timeout_s") and _is_first_start(payload):
                 self._start(work, "timeout", subject, lambda: self._jobs.end_at_timeout(subject))
+            case EventKind.TOKEN_REVOKED:
+                self._start(work, "revoked", subject, lambda: self._end_drivers_of(subject))
             case EventKind.JOB_FINISHED:
                 self._start(work, "end", subject, lambda: self._end_job(subject))
             case EventKind.WORKER_EXITED if payload.get("job_id"):
@@ -225,6 +230,13 @@ class Reconciler:
 
         work.spawn(retry_until_done(), name=f"{action}-{subject}")
 
+    async def _end_drivers_of(self, token_id: str) -> None:
+        """End the jobs of drivers that attached by a token that was revoked; submitted ones go on."""
+        for job in list(self._jobs.live.values()):
+            if job.token_id == token_id and not job.submitted:
+                message = f"the token {token_id} of its user was revoked"
+                await self._jobs.end(job.job_id, JobState.FAILED, message=message)
+
     async def _resume(self, work: Background) -> None:
         await self._releaser.resume()
         for job in await self._state.all(JOBS, {"state": JobState.PENDING.value}):
@@ -239,6 +251,10 @@ class Reconciler:
             elif job.timeout_s is not None and job.started_at_s is not None:
                 self._start(
                     work, "timeout", job.job_id, partial(self._jobs.end_at_timeout, job.job_id)
+                )
+            if job.token_id and await self._tokens.is_revoked(job.token_id):
+                self._start(
+                    work, "revoked", job.token_id, partial(self._end_drivers_of, job.token_id)
                 )
             if job.state is JobState.RUNNING and job.worker_id:
                 self._start(

@@ -1,4 +1,4 @@
-"""Who a token belongs to at this moment, and which records are that principal's to see or to change.
+"""Access: the principal of a token at this moment, and the records that are its to see or to change.
 
 The signature of a token was checked before. Here its claims meet the state: a token may be revoked, and a
 job's dies with the job. Admins and services own all; viewers see all. A user owns the jobs submitted with

@@ -22,6 +22,8 @@ from stoker_wire.messages.control import CreateToken, ListQuery, Page, PersonRol
 from stoker_wire.messages.events import EventKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stoker_gcs.state.records import StateStore
     from stoker_wire.http.server.tokens import TokenSigner
     from stoker_wire.messages.control import Event
@@ -36,6 +38,8 @@ class Tokens:
     def __init__(self, state: StateStore, signer: TokenSigner) -> None:
         self._state = state
         self._valid: set[str] = set()
+        self.on_revoked: Callable[[str], object] = lambda _: None
+        """Called with the id of a token that was revoked, here or at another replica."""
         self.signer = signer
 
     def _records(self, secret_hash: str) -> RecordTable[Token]:
@@ -55,6 +59,7 @@ class Tokens:
         """Forget that a token is valid, once the event of its revocation arrives."""
         if event.kind == EventKind.TOKEN_REVOKED:
             self._valid.discard(event.subject)
+            self.on_revoked(event.subject)
 
     async def create(self, body: CreateToken, *, by: Principal, key: str | None) -> Token:
         """Create a token, which is in this reply and nowhere else; a repeated request gets it again.
@@ -110,6 +115,11 @@ class Tokens:
         token = await self._state.change(records, token_id, rule)
         self._valid.discard(token_id)
         return token
+
+    async def is_revoked(self, token_id: str) -> bool:
+        """Return whether a token was revoked."""
+        found = await self._state.find(self._records(""), token_id)
+        return found is not None and found.record.revoked
 
     async def page(self, query: ListQuery) -> Page[Token]:
         """Return a page of tokens, without secrets."""

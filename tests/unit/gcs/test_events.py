@@ -14,6 +14,7 @@ from stoker_gcs.api.routes import ROUTES
 from stoker_gcs.app import build_app
 from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
 from stoker_gcs.store.memory import MemoryStore
+from stoker_wire.http.principals import ROOT
 from stoker_wire.http.server.openapi import document
 from stoker_wire.http.server.service import Service
 from stoker_wire.http.server.tokens import TokenSigner
@@ -105,7 +106,7 @@ async def test_payloads_decode_as_the_catalogue_says() -> None:
         await app.kv.put("ns", KvPut(key="key", value=b"value"))
         await app.kv.delete("ns", KvDelete(key="key"))
         await app.election.campaign("scheduler", Campaign(holder="p_1", url="http://h:1"))
-        token = await app.tokens.create(CreateToken(name="ci"), key=None)
+        token = await app.tokens.create(CreateToken(name="ci"), by=ROOT, key=None)
         await app.tokens.revoke(token.token_id)
         events = await store.events(0)
     assert [event.kind for event in events] == [

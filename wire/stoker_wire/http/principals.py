@@ -1,4 +1,4 @@
-"""Who sends a request, and the roles that decide which routes it may call.
+"""Principals: senders of requests, with the roles that decide which routes these may call.
 
 A principal is what a token says, once its signature was checked (:mod:`stoker_wire.http.server.tokens`).
 Route tables name the roles that may call each route (``Route.roles``); the dispatcher alone compares.

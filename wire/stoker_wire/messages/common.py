@@ -56,7 +56,7 @@ ANY_NAMESPACE = "*"
 
 
 class Role(StrEnum):
-    """What a token is for. The first three are services; ``job`` is a process of a job."""
+    """The purpose of a token. The first three are services; ``job`` is a process of a job."""
 
     NODE = "node"
     SCHEDULER = "scheduler"

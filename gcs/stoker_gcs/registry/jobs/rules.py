@@ -80,7 +80,7 @@ _replace = msgspec.structs.replace
 
 
 class Submitter(NamedTuple):
-    """Who submits a job, or attaches a driver: a person's token, or a process of another job."""
+    """The submitter of a job, or of a driver: a person by a token, or a process of another job."""
 
     user: str = ""
     namespaces: tuple[str, ...] = (ANY_NAMESPACE,)

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from stoker_wire.messages.common import ErrorInfo
 
 _LOOK_UP_S = 10.0
+_LATE_S = 2.0
+"""A gcs that has not answered by then is what the calls wait for."""
 _MAX_REQUESTS = 12
 """How many actors may be created or looked up at once: each takes a connection to the gcs."""
 _UPDATE_WAIT_S = 5.0
@@ -93,6 +95,10 @@ class ActorConnection:
         """Set when a newer record came."""
         self.constructor_call: PendingTask | None = None
         """Keeps the refs among its arguments alive, for restarts; None where others created the actor."""
+
+    def waits_for(self, what: str) -> None:
+        """Say what its calls wait for, until something else is known."""
+        self.status_text = what
 
     @property
     def is_idle(self) -> bool:
@@ -294,6 +300,9 @@ class ActorConnector:
         None if the gcs cannot say now, or if it does not know the actor: that is the actor's end, but
         not before ``until`` on the loop's clock.
         """
+        late = self._io.loop.call_later(
+            _LATE_S, connection.waits_for, f"the gcs does not answer since {_LATE_S:g} s"
+        )
         try:
             async with self.request_slots:
                 return await self._gcs.call(
@@ -324,6 +333,8 @@ class ActorConnector:
                     ActorDiedError(f"actor {connection.name} is not known\n{error.message}")
                 )
             )
+        finally:
+            late.cancel()
         return None
 
     # -- losing channels -------------------------------------------------------------------------

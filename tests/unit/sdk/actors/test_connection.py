@@ -79,3 +79,31 @@ def test_calls_are_charged_by_what_ended_their_actor_however_often_that_was(
     connector._look_up = look_up  # type: ignore[assignment]
     asyncio.run(connector._recover(connection))
     assert charged == [said]
+
+
+def test_a_gcs_that_does_not_answer_is_named_before_the_request_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stoker.runtime.actors.connection._LATE_S", 0.01)
+    connection = ActorConnection("a_1", "Actor", -1)
+    connection.status_text = "it is PENDING"
+    asked = asyncio.Event()
+
+    class Gcs:
+        async def call(self, *_: Any, **__: Any) -> Actor:
+            asked.set()
+            await asyncio.sleep(3600)
+            raise AssertionError
+
+    async def look_up() -> str:
+        io: Any = SimpleNamespace(loop=asyncio.get_running_loop())
+        connector = ActorConnector(io, None, Gcs(), None)  # type: ignore[arg-type]
+        fetching = asyncio.create_task(connector._fetch_record(connection, until=0.0))
+        async with asyncio.timeout(20):
+            await asked.wait()
+            while connection.status_text == "it is PENDING":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        fetching.cancel()
+        return connection.status_text
+
+    assert asyncio.run(look_up()).startswith("the gcs does not answer")

@@ -89,6 +89,12 @@ class Dispatcher:
             lambda: float(self._running)
         )
 
+    def end_requests_of(self, token_id: str) -> None:
+        """Cut off what is being answered to the bearers of a token, as it is revoked."""
+        for request in list(self.live.values()):
+            if request.principal.token_id == token_id and request.task is not None:
+                request.task.cancel("its token was revoked")
+
     async def answer(self, http: web.Request, handler: Endpoint) -> web.StreamResponse:
         """Answer one request; whatever goes wrong becomes a problem document."""
         started = time.perf_counter()

@@ -30,7 +30,7 @@ from stoker_wire.errors import (
     StartError,
 )
 from stoker_wire.http.codec import JSON, encode_json
-from stoker_wire.http.principals import ADMINS, READERS
+from stoker_wire.http.principals import READERS
 from stoker_wire.http.server.dispatch import Dispatcher, Endpoint
 from stoker_wire.http.server.idempotency import IdempotencyStore, MemoryStore
 from stoker_wire.http.server.request import BoundRoute, Handler, Reply, Request, SocketHandler
@@ -149,7 +149,7 @@ class Service:
         path: str,
         handler: Handler,
         *,
-        roles: frozenset[Role] = ADMINS,
+        roles: frozenset[Role] = READERS,
         body: Any = None,
         reply: Any = None,
         query: Any = None,
@@ -162,9 +162,9 @@ class Service:
     ) -> None:
         """Register ``handler`` and its entry in the OpenAPI document.
 
-        ``roles`` are those of which a caller needs one. ``body``, ``reply`` and ``query`` are message
-        types (``reply`` of one line for a ``stream``). With ``raw_body`` the handler awaits
-        ``req.read()`` itself. A ``stream`` has no deadline. ``idempotency=False`` leaves
+        ``roles`` are those of which a caller needs one (a table always names them). ``body``,
+        ``reply`` and ``query`` are message types (``reply`` of one line for a ``stream``). With
+        ``raw_body`` the handler awaits ``req.read()`` itself. A ``stream`` has no deadline. ``idempotency=False`` leaves
         Idempotency-Key to the handler. ``before_ready`` answers even while the service is not ready.
         """
         self._add(
@@ -191,7 +191,7 @@ class Service:
         handler: SocketHandler,
         *,
         summary: str,
-        roles: frozenset[Role] = ADMINS,
+        roles: frozenset[Role] = READERS,
         query: Any = None,
         max_msg_bytes: int = 0,
         heartbeat_s: float | None = 15.0,

@@ -28,7 +28,7 @@ CACHED = 4096
 
 
 class Authority(Protocol):
-    """Who knows more of a token than its signature says (the gcs)."""
+    """The part that knows more of a token than its signature says (in the gcs)."""
 
     async def resolve(self, principal: Principal) -> Principal:
         """Return the principal with what the state says of it; UnauthorizedError if it has ended."""
