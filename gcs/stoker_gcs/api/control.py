@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 async def list_ids(app: GcsApp, req: Request) -> IdMatches:
-    return await app.id_finder.find(req.query)
+    found = await app.id_finder.find(req.query)
+    return await app.access.visible_ids(req.principal, found)
 
 
 async def campaign(app: GcsApp, req: Request) -> Leader:

@@ -106,12 +106,13 @@ async def list_workers(app: GcsApp, req: Request) -> Page[Worker]:
         and query.actor_id in ("", worker.actor_id)
         and (not states or worker.state.value in query.state.split(","))
     ]
-    return page_of(
+    page = page_of(
         workers,
         query,
         key=lambda worker: worker.worker_id,
         created=lambda worker: worker.started_at_s,
     )
+    return await app.access.visible(req.principal, page)
 
 
 ROUTES = (

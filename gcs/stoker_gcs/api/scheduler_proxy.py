@@ -61,22 +61,25 @@ async def list_objects(app: GcsApp, req: Request) -> Page[ObjectInfo]:
         for item in objects
         if query.job_id in ("", item.job_id)
     ]
-    return page_of(
+    page = page_of(
         items,
         query,
         key=lambda item: f"{item.object_id} {item.node_id}",
         created=lambda item: item.created_at_s,
     )
+    return await app.access.visible(req.principal, page)
 
 
 async def list_leases(app: GcsApp, req: Request) -> Page[Lease]:
     query = _without_defaults(req.query)
-    return await app.peers.call_scheduler("GET", "/v1/leases", reply=Page[Lease], query=query)
+    page = await app.peers.call_scheduler("GET", "/v1/leases", reply=Page[Lease], query=query)
+    return await app.access.visible(req.principal, page)
 
 
 async def list_queue(app: GcsApp, req: Request) -> Page[QueueEntry]:
     query = _without_defaults(req.query)
-    return await app.peers.call_scheduler("GET", "/v1/queue", reply=Page[QueueEntry], query=query)
+    page = await app.peers.call_scheduler("GET", "/v1/queue", reply=Page[QueueEntry], query=query)
+    return await app.access.visible(req.principal, page)
 
 
 async def list_queue_usage(app: GcsApp, req: Request) -> Page[QueueUsage]:

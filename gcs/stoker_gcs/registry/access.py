@@ -9,7 +9,9 @@ jobs that it submitted. What has a name belongs to all who may use its namespace
 from __future__ import annotations
 
 import hmac
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
 
 from stoker_gcs.registry.actors.rules import ACTORS
 from stoker_gcs.registry.groups.rules import GROUPS
@@ -21,6 +23,7 @@ from stoker_wire.errors import ForbiddenError, UnauthorizedError
 from stoker_wire.http.auth import channel_proof
 from stoker_wire.http.principals import Principal
 from stoker_wire.messages.common import ANY_NAMESPACE, Role
+from stoker_wire.messages.control import IdMatches
 from stoker_wire.messages.kernels import TUNING_NAMESPACE
 from stoker_wire.messages.objects import ACTOR_NAMESPACE, CACHE_NAMESPACE
 from stoker_wire.messages.work import DETACHED_JOB, ActorState
@@ -32,8 +35,10 @@ if TYPE_CHECKING:
     from stoker_gcs.registry.tokens import Tokens
     from stoker_gcs.state.records import StateStore
     from stoker_gcs.store.changes import Condition
-    from stoker_wire.messages.control import Event, ReviewChannel
+    from stoker_wire.messages.control import Event, Page, ReviewChannel
     from stoker_wire.messages.work import Job
+
+R = TypeVar("R")
 
 GRACE_S = 60.0
 """The processes of a job that has ended may report and read for so long."""
@@ -221,7 +226,29 @@ class Access:
             arrival=True,
             descending=True,
         )
-        return frozenset({principal.job_id, *(row["job_id"] for row in rows)})
+        return frozenset({principal.job_id, *(row["job_id"] for row in rows)} - {""})
+
+    async def visible(self, principal: Principal, page: Page[R]) -> Page[R]:
+        """Return a page of what jobs have, without what is of jobs that a principal does not see."""
+        if principal.sees_all:
+            return page
+        seen = await self.job_ids(principal)
+        items = tuple(item for item in page.items if getattr(item, "job_id", "") in seen)
+        return msgspec.structs.replace(page, items=items, total=None)
+
+    async def visible_ids(self, principal: Principal, found: IdMatches) -> IdMatches:
+        """Return the ids of those found that a principal sees; nodes are nobody's own."""
+        if principal.sees_all:
+            return found
+        matches = []
+        for match in found.matches:
+            kind = _KINDS.get(match.id.partition("_")[0], "")
+            owned = await self._owned(kind, {"id": match.id}) if kind else None
+            if match.kind == "node" or (
+                owned is not None and await self._owns(principal, owned, changes=False)
+            ):
+                matches.append(match)
+        return IdMatches(matches=tuple(matches), more=found.more)
 
     async def narrowed(
         self, principal: Principal, where: dict[str, Condition]

@@ -164,8 +164,9 @@ class Service:
 
         ``roles`` are those of which a caller needs one (a table always names them). ``body``,
         ``reply`` and ``query`` are message types (``reply`` of one line for a ``stream``). With
-        ``raw_body`` the handler awaits ``req.read()`` itself. A ``stream`` has no deadline. ``idempotency=False`` leaves
-        Idempotency-Key to the handler. ``before_ready`` answers even while the service is not ready.
+        ``raw_body`` the handler awaits ``req.read()`` itself. A ``stream`` has no deadline.
+        ``idempotency=False`` leaves Idempotency-Key to the handler. ``before_ready`` answers even while
+        the service is not ready.
         """
         self._add(
             BoundRoute(
