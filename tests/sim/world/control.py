@@ -60,6 +60,9 @@ class _Dispatcher:
 
     pauses: Pauses | None = None
 
+    def end_requests_of(self, token_id: str) -> None:
+        """Cut off nothing: all are the cluster's."""
+
 
 class SimService:
     """An HTTP service (:class:`stoker_wire.http.server.service.Service`) on the world's network."""
