@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -43,6 +44,7 @@ from stoker_wire.messages.common import Address, Empty, MemoryUse
 from stoker_wire.messages.node_api import MoveWorker, StopNotice, StopReply, WorkerSetup
 from stoker_wire.process.background import Background
 from stoker_wire.process.call_deadline import CallDeadline, cell_path, read_deadline
+from stoker_wire.process.output_marks import KEY_BYTES
 
 if TYPE_CHECKING:
     from stoker_nodelet.core.commands import NotifyWorker
@@ -91,12 +93,14 @@ class Processes:
     async def fork(self, worker_id: str, launch: LaunchSpec | None) -> None:
         """Start the process of a launch, or a fresh worker."""
         identity = self.identity
+        mark_key = b""  # a driver marks nothing
         try:
             if launch is not None and launch.spec.driver is not None:
                 request = driver_fork(identity, worker_id, launch)
                 socket_path = None
             else:
-                request = worker_fork(identity, worker_id, launch)
+                mark_key = os.urandom(KEY_BYTES)
+                request = worker_fork(identity, worker_id, launch, mark_key)
                 socket_path = identity.socket_path(worker_id)
             environment = launch.environment if launch else None
             server = self.forks.get(
@@ -106,7 +110,7 @@ class Processes:
             log_path = Path(request.log_path)
             process = Process(server, log_path, socket_path, launch)
             self.living[worker_id] = process
-            self._add_log(worker_id, log_path, launch)
+            self._add_log(worker_id, log_path, launch, mark_key)
             pid = await server.fork(request)
         except (StokerError, OSError) as error:
             self.remove(worker_id)
@@ -122,8 +126,10 @@ class Processes:
         if worker is not None and worker.phase is WorkerPhase.TERMINATING:
             self.terminate(worker_id, force=worker.stop is None or worker.stop.rung is Rung.KILL)
 
-    def _add_log(self, worker_id: str, path: Path, launch: LaunchSpec | None) -> None:
-        log = LogFile(worker_id, path)
+    def _add_log(
+        self, worker_id: str, path: Path, launch: LaunchSpec | None, mark_key: bytes
+    ) -> None:
+        log = LogFile(worker_id, path, mark_key=mark_key)
         if launch is not None:
             log.job_id = launch.lease.job_id
             log.name = launch.name

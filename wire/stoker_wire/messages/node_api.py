@@ -146,6 +146,7 @@ class WorkerBoot(Record):
     and stdout and stderr go to ``log_path``. The worker listens on the Unix socket ``socket_path``
     (short enough for ``sun_path``), then registers with ``POST <nodelet>/v1/workers/register``.
     ``job_id`` is empty for a warm worker that no job has used; ``POST /v1/assign`` gives it one.
+    ``mark_key`` authenticates its marks in its log (:mod:`stoker_wire.process.output_marks`).
     """
 
     worker_id: str
@@ -161,6 +162,7 @@ class WorkerBoot(Record):
     log_path: str
     job_id: str = ""
     runtime_env: RuntimeEnv = RuntimeEnv()
+    mark_key: bytes = b""
 
 
 class WorkerSetup(Record):
