@@ -51,12 +51,22 @@ def token_options(command: F) -> F:
     return click.option(
         "--token",
         metavar="TEXT",
+        callback=_warn_of_token,
         help="Bearer token; others on this machine see it in `ps`, so prefer --token-file. "
         "[default: STOKER_TOKEN, STOKER_TOKEN_FILE, the local cluster's]",
     )(command)
 
 
 _TOKEN = "stoker.token"
+
+
+def _warn_of_token(ctx: click.Context, param: click.Parameter, token: str | None) -> str | None:
+    if token and not ctx.resilient_parsing:
+        warning = (
+            "warning: every user of this machine sees --token in `ps`; give it by --token-file"
+        )
+        click.echo(warning, err=True)
+    return token
 
 
 def _read_token(ctx: click.Context, param: click.Parameter, path: str | None) -> None:

@@ -188,6 +188,18 @@ def test_a_token_is_read_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (missing.exit_code, missing.output.count("\n")) == (1, 1)
 
 
+@pytest.mark.parametrize("command", [("list", "nodes"), ("start",)], ids=" ".join)
+def test_a_token_on_the_command_line_is_warned_of_and_one_in_a_file_is_not(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "token").touch(mode=0o600)
+    (tmp_path / "token").write_text("of the file")
+    assert (
+        "sees --token in `ps`; give it by --token-file" in stoker(*command, "--token", "x").stderr
+    )
+    assert "`ps`" not in stoker(*command, "--token-file", str(tmp_path / "token")).output
+
+
 def test_fields_and_states_of_filters_are_completed() -> None:
     def completed(*words: str) -> set[str]:
         found = subprocess.run(
