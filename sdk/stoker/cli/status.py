@@ -68,6 +68,11 @@ class Status(msgspec.Struct):
     kept: RetentionStatus | None
 
 
+GPUS_ARE_NOT_ENFORCED = (
+    "GPUs are not enforced: a lease sets CUDA_VISIBLE_DEVICES, which its program can change"
+)
+
+
 @click.command()
 @cluster_options
 def status(address: str | None, token: str | None, as_json: bool) -> None:
@@ -177,6 +182,8 @@ def _print_nodes(shown: Status) -> None:
         Column("heartbeat", lambda row: ago(row.get("heartbeat_at_s")), drop=3),
     )
     print_table(shown.nodes, columns, empty="none", indent="  ")
+    if any(not device.get("fake") for node in shown.nodes for device in node.get("devices") or ()):
+        print_prose(GPUS_ARE_NOT_ENFORCED)
 
 
 def _in_use(cluster: ClusterResources | None, row: Row) -> str:
