@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stoker_wire.data.output_marks import START, read_mark
 from stoker_wire.messages.control import LogLine, LogStream
-from stoker_wire.process.output_marks import START, read_mark
 
 _POLL_S = 0.05
 _CHUNK = 1 << 18

@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker_nodelet.objects import arena
+from stoker_nodelet.workers.environ import SECRETS, wipe_initial
 from stoker_nodelet.workers.reaper import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
@@ -175,6 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _serve(
     sock: socket.socket, target: str, preload: Sequence[str], reaper: Reaper, owner: Owner
 ) -> None:
+    wipe_initial(SECRETS)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with sock:

@@ -32,6 +32,7 @@ from stoker_nodelet.identity import Identity
 from stoker_nodelet.telemetry.logs import LogFile, Logs
 from stoker_nodelet.workers.fork_client import ForkServer, ForkServerPool
 from stoker_nodelet.workers.launch_spec import LaunchSpec, driver_fork, worker_fork
+from stoker_wire.data.output_marks import KEY_BYTES
 from stoker_wire.errors import (
     ConflictError,
     NotFoundError,
@@ -44,7 +45,6 @@ from stoker_wire.messages.common import Address, Empty, MemoryUse
 from stoker_wire.messages.node_api import MoveWorker, StopNotice, StopReply, WorkerSetup
 from stoker_wire.process.background import Background
 from stoker_wire.process.call_deadline import CallDeadline, cell_path, read_deadline
-from stoker_wire.process.output_marks import KEY_BYTES
 
 if TYPE_CHECKING:
     from stoker_nodelet.core.commands import NotifyWorker

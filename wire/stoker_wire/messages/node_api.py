@@ -146,7 +146,7 @@ class WorkerBoot(Record):
     and stdout and stderr go to ``log_path``. The worker listens on the Unix socket ``socket_path``
     (short enough for ``sun_path``), then registers with ``POST <nodelet>/v1/workers/register``.
     ``job_id`` is empty for a warm worker that no job has used; ``POST /v1/assign`` gives it one.
-    ``mark_key`` authenticates its marks in its log (:mod:`stoker_wire.process.output_marks`).
+    ``mark_key`` authenticates its marks in its log (:mod:`stoker_wire.data.output_marks`).
     """
 
     worker_id: str

@@ -14,8 +14,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from stoker.runtime.process.current_task import current_task
+from stoker_wire.data.output_marks import mark_line
 from stoker_wire.messages.control import LogStream
-from stoker_wire.process.output_marks import mark_line
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

@@ -10,8 +10,8 @@ import pytest
 from stoker_nodelet.telemetry import log_retention
 from stoker_nodelet.telemetry.log_retention import LogRetention
 from stoker_nodelet.telemetry.logs import LogFile, LogFilter, Logs
+from stoker_wire.data.output_marks import mark_line
 from stoker_wire.messages.control import LogLine, LogStream
-from stoker_wire.process.output_marks import mark_line
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from stoker_nodelet.telemetry.logs import LogFile, LogFilter, Logs, WriteTimes
+from stoker_wire.data.output_marks import START, mark_line
 from stoker_wire.messages.control import LogLine, LogStream
-from stoker_wire.process.output_marks import START, mark_line
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stoker.runtime.worker.output import MarkedOutput, _OutputState
+from stoker_wire.data.output_marks import read_mark
 from stoker_wire.messages.control import LogStream
-from stoker_wire.process.output_marks import read_mark
 
 if TYPE_CHECKING:
     from pathlib import Path
