@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
 
     from stoker_nodelet.service import Nodelet, end_process, serve
     from stoker_wire.errors import BadRequestError
-    from stoker_wire.http.auth import load_or_create_token
+    from stoker_wire.http.auth import find_token
     from stoker_wire.http.server.service import run_service
     from stoker_wire.ids import Prefix, new_id
     from stoker_wire.settings import Settings
@@ -51,14 +51,12 @@ def main(argv: list[str] | None = None) -> None:
         gcs_url=options.gcs_url, host=options.host, port=options.port, taints=options.taints
     )
 
-    token_file = Path(settings.token_file).expanduser()
-
     async def start() -> Nodelet:
         if not settings.gcs_url:
             raise BadRequestError(
                 "the node has no gcs to join\ngive --gcs-url or set STOKER_GCS_URL"
             )
-        token = settings.token or load_or_create_token(token_file)
+        token = find_token(settings, host=settings.host)
         return await serve(
             settings,
             token=token,

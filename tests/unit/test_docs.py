@@ -125,6 +125,21 @@ def test_every_link_between_documents_leads_somewhere() -> None:
     assert not broken
 
 
+def test_every_test_that_is_named_as_proof_exists() -> None:
+    named = [
+        (page.name, *found)
+        for page in (REPO / "SECURITY.md", *(REPO / "docs").glob("*.md"))
+        for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
+    ]
+    assert named
+    missing = [
+        (page, path, name)
+        for page, path, name in named
+        if not (REPO / path).exists() or f"def {name}(" not in (REPO / path).read_text()
+    ]
+    assert not missing
+
+
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_frequent_question_has_an_answer(question: str) -> None:
     assert sum(question in asked for asked, _ in rows_of(section("Where is …"))) == 1

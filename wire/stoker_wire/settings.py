@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -451,7 +452,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**values, sources=sources, unknown=unknown)
 
     def describe(self) -> list[SettingInfo]:
-        """Return name, value, source and meaning of every setting; the token is masked."""
+        """Return name, value, source and meaning of every setting; the token and passwords are masked."""
         rows = []
         for name, hint in _hints().items():
             value = getattr(self, name)
@@ -465,7 +466,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 SettingInfo(
                     name=name,
                     variable=PREFIX + name.upper(),
-                    value=text,
+                    value=_masked(text),
                     source=self.sources.get(name, "default"),
                     meaning=_meaning(hint),
                 )
@@ -478,6 +479,16 @@ def _hints() -> dict[str, Any]:
     """Return the annotated type of every setting, by name."""
     hints = get_type_hints(Settings, include_extras=True)
     return {name: hint for name, hint in hints.items() if get_origin(hint) is Annotated}
+
+
+_USERINFO = re.compile(r"://(?:(?!://).)*@", re.DOTALL)
+"""To the last @ before another URL: what is not escaped in a password belongs to it all the same."""
+_SECRET_PARAMETER = re.compile(r"([?&][^=&#]*(?:pass|secret|token)[^=&#]*=)[^&#]*", re.IGNORECASE)
+
+
+def _masked(text: str) -> str:
+    """Return a value without the user names and passwords of the URLs in it."""
+    return _SECRET_PARAMETER.sub(r"\1***", _USERINFO.sub("://***@", text))
 
 
 def _meaning(hint: Any) -> str:

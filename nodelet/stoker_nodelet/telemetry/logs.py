@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker_wire.messages.control import OUTPUT_MARK, LogLine, LogStream
+from stoker_wire.data.output_marks import START, read_mark
+from stoker_wire.messages.control import LogLine, LogStream
 
 _POLL_S = 0.05
 _CHUNK = 1 << 18
@@ -24,7 +25,6 @@ _TAIL_BYTES = 1 << 16
 _MARK_BYTES = 1 << 19
 """A worker repeats at least this often whose output follows (``stoker.runtime.worker.output``)."""
 _TIMES = 512
-_MARK = OUTPUT_MARK.encode()
 
 
 class WriteTimes:
@@ -61,6 +61,8 @@ class LogFile:
     pid: int = 0
     attempt: int = 0
     """That of the job whose driver it is; 0 for a worker."""
+    mark_key: bytes = b""
+    """Authenticates its marks; without one no line is a mark."""
     ended: bool = False
     times: WriteTimes = field(default_factory=WriteTimes)
     hole: int = 0
@@ -153,7 +155,7 @@ class Logs:
     def tail(self, worker_id: str, count: int) -> tuple[str, ...]:
         """Return the last ``count`` lines of a process's output."""
         log = self._files.get(worker_id)
-        return tail(log.path, count) if log else ()
+        return tail(log, count) if log else ()
 
     async def read(
         self,
@@ -205,7 +207,7 @@ class _Reader:
         self._log = log
         size = log.poll()
         self._limit = None if whole else size
-        from_last = _offset_of_last(log.path, last, log.hole) if last else 0
+        from_last = _offset_of_last(log, last) if last else 0
         self._offset = min(since, size) or from_last
         self._rest = b""
         self._stream, self._name = mark_before(log, self._offset)
@@ -267,11 +269,12 @@ class _Reader:
                     break
                 end = len(data) - 1
             self._offset += end + 1 - start
-            text = data[start : end + 1].decode(errors="replace").rstrip("\r\n")
-            if text.startswith(OUTPUT_MARK):
-                self._stream, self._name = _parsed(text)
+            raw = data[start : end + 1]
+            mark = read_mark(self._log.mark_key, raw)
+            if mark is not None:
+                self._stream, self._name = mark
             else:
-                lines.append(self._line(text))
+                lines.append(self._line(raw.decode(errors="replace").rstrip("\r\n")))
             start = end + 1
         self._rest = data[start:]
         return lines
@@ -291,28 +294,23 @@ class _Reader:
         )
 
 
-def tail(path: Path, count: int) -> tuple[str, ...]:
-    """Return the last ``count`` lines of a file, as far as they are in its last 64 KiB."""
+def tail(log: LogFile, count: int) -> tuple[str, ...]:
+    """Return the last ``count`` lines of a log, as far as they are in its last 64 KiB."""
     try:
-        with path.open("rb") as file:
+        with log.path.open("rb") as file:
             nbytes = file.seek(0, 2)
             file.seek(max(0, nbytes - _TAIL_BYTES))
             lines = _lines_of(file.read().lstrip(b"\0"))  # what retention has dropped
     except FileNotFoundError:
         return ()
-    shown = [line.decode(errors="replace") for line in lines if not line.startswith(_MARK)]
-    return tuple([line.rstrip("\r\n") for line in shown[-count:]])
+    shown = [line for line in lines if read_mark(log.mark_key, line) is None][-count:]
+    return tuple([line.decode(errors="replace").rstrip("\r\n") for line in shown])
 
 
 def _lines_of(data: bytes) -> list[bytes]:
     """Split at line feeds alone, not at the other ends of lines that Python knows."""
     *whole, rest = data.split(b"\n")
     return [*(line + b"\n" for line in whole), *([rest] if rest else [])]
-
-
-def _parsed(mark: str) -> tuple[LogStream, str]:
-    stream, _, name = mark.removeprefix(OUTPUT_MARK).partition(":")
-    return (LogStream.STDERR if stream == LogStream.STDERR else LogStream.STDOUT), name
 
 
 def mark_before(log: LogFile, offset: int) -> tuple[LogStream, str]:
@@ -324,29 +322,38 @@ def mark_before(log: LogFile, offset: int) -> tuple[LogStream, str]:
                 end, start = start, max(log.hole, start - _TAIL_BYTES)
                 file.seek(start)
                 data = file.read(end - start) + data[:_TAIL_BYTES]
-                at = data.rfind(b"\n" + _MARK)
-                if at < 0 and start == log.hole and data.startswith(_MARK):
-                    at = -1
-                elif at < 0:
-                    continue
-                return _parsed(data[at + 1 :].partition(b"\n")[0].decode(errors="replace"))
+                mark = _last_mark(log, data, is_whole=start == log.hole)
+                if mark is not None:
+                    return mark
     except FileNotFoundError:
         pass
     return log.mark
 
 
-def _offset_of_last(path: Path, count: int, hole: int) -> int:
+def _last_mark(log: LogFile, data: bytes, *, is_whole: bool) -> tuple[LogStream, str] | None:
+    """Return the last mark in a piece of a log, which with ``is_whole`` begins with a line."""
+    end = len(data)
+    while (at := data.rfind(b"\n" + START, 0, end)) >= 0:
+        line = data[at + 1 : data.find(b"\n", at + 1) + 1 or len(data)]
+        mark = read_mark(log.mark_key, line)
+        if mark is not None:
+            return mark
+        end = at + 1
+    return read_mark(log.mark_key, data.partition(b"\n")[0]) if is_whole else None
+
+
+def _offset_of_last(log: LogFile, count: int) -> int:
     try:
-        with path.open("rb") as file:
+        with log.path.open("rb") as file:
             nbytes = file.seek(0, 2)
-            start = max(hole, nbytes - _TAIL_BYTES)
+            start = max(log.hole, nbytes - _TAIL_BYTES)
             file.seek(start)
             data = file.read()
     except FileNotFoundError:
         return 0
     offset = nbytes
     for line in reversed(_lines_of(data)):
-        count -= not line.startswith(_MARK)
+        count -= read_mark(log.mark_key, line) is None
         if count < 0:
             break
         offset -= len(line)

@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker_nodelet.objects import arena
+from stoker_nodelet.workers.environ import wipe_initial
 from stoker_nodelet.workers.reaper import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
@@ -178,6 +179,7 @@ def _serve(
 ) -> None:
     for name in SECRETS:
         os.environ.pop(name, None)
+    wipe_initial(SECRETS)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with sock:

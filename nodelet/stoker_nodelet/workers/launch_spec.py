@@ -82,7 +82,9 @@ def _id_variables(identity: Identity, worker_id: str) -> dict[str, str]:
     }
 
 
-def worker_fork(identity: Identity, worker_id: str, launch: LaunchSpec | None) -> ForkRequest:
+def worker_fork(
+    identity: Identity, worker_id: str, launch: LaunchSpec | None, mark_key: bytes
+) -> ForkRequest:
     """Return the fork of a worker; without a launch spec it is a fresh one, to be assigned later."""
     environment = launch.environment if launch else Environment()
     variables = launch.variables(identity) if launch else {"CUDA_VISIBLE_DEVICES": ""}
@@ -100,6 +102,7 @@ def worker_fork(identity: Identity, worker_id: str, launch: LaunchSpec | None) -
         socket_path=str(identity.socket_path(worker_id)),
         log_path=str(log_path),
         job_id=launch.lease.job_id if launch else "",
+        mark_key=mark_key,
         **({"runtime_env": launch.spec.runtime_env} if launch else {}),
     )
     return ForkRequest(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from stoker_nodelet.identity import Identity
 from stoker_nodelet.telemetry.logs import LogFile, Logs
 from stoker_nodelet.workers.fork_client import ForkServer, ForkServerPool
 from stoker_nodelet.workers.launch_spec import LaunchSpec, driver_fork, worker_fork
+from stoker_wire.data.output_marks import KEY_BYTES
 from stoker_wire.errors import (
     ConflictError,
     NotFoundError,
@@ -91,12 +93,14 @@ class Processes:
     async def fork(self, worker_id: str, launch: LaunchSpec | None) -> None:
         """Start the process of a launch, or a fresh worker."""
         identity = self.identity
+        mark_key = b""  # a driver marks nothing
         try:
             if launch is not None and launch.spec.driver is not None:
                 request = driver_fork(identity, worker_id, launch)
                 socket_path = None
             else:
-                request = worker_fork(identity, worker_id, launch)
+                mark_key = os.urandom(KEY_BYTES)
+                request = worker_fork(identity, worker_id, launch, mark_key)
                 socket_path = identity.socket_path(worker_id)
             environment = launch.environment if launch else None
             server = self.forks.get(
@@ -106,7 +110,7 @@ class Processes:
             log_path = Path(request.log_path)
             process = Process(server, log_path, socket_path, launch)
             self.living[worker_id] = process
-            self._add_log(worker_id, log_path, launch)
+            self._add_log(worker_id, log_path, launch, mark_key)
             pid = await server.fork(request)
         except (StokerError, OSError) as error:
             self.remove(worker_id)
@@ -122,8 +126,10 @@ class Processes:
         if worker is not None and worker.phase is WorkerPhase.TERMINATING:
             self.terminate(worker_id, force=worker.stop is None or worker.stop.rung is Rung.KILL)
 
-    def _add_log(self, worker_id: str, path: Path, launch: LaunchSpec | None) -> None:
-        log = LogFile(worker_id, path)
+    def _add_log(
+        self, worker_id: str, path: Path, launch: LaunchSpec | None, mark_key: bytes
+    ) -> None:
+        log = LogFile(worker_id, path, mark_key=mark_key)
         if launch is not None:
             log.job_id = launch.lease.job_id
             log.name = launch.name

@@ -183,7 +183,9 @@ def _fail(
         problem = {**known, "code": code, "message": message, "exit_code": exit_code}
         click.echo(msgspec.json.encode(problem).decode(), err=True)
     else:
-        click.echo(f"{click.style('error:', fg='red', bold=True)} {message}", err=True)
+        from stoker.cli.output import echo
+
+        echo(f"{click.style('error:', fg='red', bold=True)} {message}", err=True)
     sys.exit(exit_code)
 
 

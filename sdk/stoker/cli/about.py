@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from stoker.cli.options import json_option
+from stoker.cli.output import echo, print_json, print_table
 
 
 @click.command()
@@ -14,11 +15,9 @@ def version(as_json: bool) -> None:
     from stoker_wire.version import PROTOCOL_TEXT, VERSION
 
     if as_json:
-        from stoker.cli.output import print_json
-
         print_json({"version": VERSION, "protocol": PROTOCOL_TEXT})
     else:
-        click.echo(f"stoker {VERSION} (protocol {PROTOCOL_TEXT})")
+        echo(f"stoker {VERSION} (protocol {PROTOCOL_TEXT})")
 
 
 @click.command()
@@ -30,7 +29,6 @@ def config(changed: bool, as_json: bool) -> None:
 
     import msgspec
 
-    from stoker.cli.output import print_json, print_table
     from stoker_wire.settings import Settings
     from stoker_wire.suggestions import suggestion
 
@@ -51,4 +49,4 @@ def config(changed: bool, as_json: bool) -> None:
     print_table(rows, columns, empty="every setting has its default")
     for variable in settings.unknown:
         hint = suggestion(variable, known)
-        click.echo(f"warning: {variable} names no setting; {hint}", err=True)
+        echo(f"warning: {variable} names no setting; {hint}", err=True)

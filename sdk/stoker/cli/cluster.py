@@ -16,6 +16,7 @@ from stoker.cli.options import (
     node_options,
     token_options,
 )
+from stoker.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from stoker.local.cluster import LocalCluster
@@ -121,21 +122,19 @@ def _print_started(info: LocalInfo, as_json: bool) -> None:
     if as_json:
         import msgspec
 
-        from stoker.cli.output import print_json
-
         print_json(msgspec.structs.replace(info, token=""))
         return
     what = "a cluster" if info.role == "head" else "a node of"
-    click.echo(f"Started {what} {'at ' if info.role == 'head' else ''}{info.gcs_url}")
-    click.echo(f"  node     {info.node_id}")
-    click.echo(f"  logs     {os.path.join(info.session_dir, 'logs')}")
-    click.echo(f"  token    in {info.token_file}")
+    echo(f"Started {what} {'at ' if info.role == 'head' else ''}{info.gcs_url}")
+    echo(f"  node     {info.node_id}")
+    echo(f"  logs     {os.path.join(info.session_dir, 'logs')}")
+    echo(f"  token    in {info.token_file}")
     if info.role == "head":
-        click.echo("\nOn this machine `stoker status`, `stoker job submit` and")
-        click.echo('`stoker.init(address="auto")` find it by themselves. Elsewhere:')
-        click.echo(f"  export STOKER_ADDRESS={info.gcs_url}")
-        click.echo(f"  export STOKER_TOKEN=$(cat {info.token_file})")
-        click.echo("\nStop it with `stoker stop`.")
+        echo("\nOn this machine `stoker status`, `stoker job submit` and")
+        echo('`stoker.init(address="auto")` find it by themselves. Elsewhere:')
+        echo(f"  export STOKER_ADDRESS={info.gcs_url}")
+        echo(f"  export STOKER_TOKEN=$(cat {info.token_file})")
+        echo("\nStop it with `stoker stop`.")
 
 
 def _stay(cluster: LocalCluster) -> None:
@@ -143,7 +142,7 @@ def _stay(cluster: LocalCluster) -> None:
         while cluster.is_alive():
             time.sleep(0.2)
     except KeyboardInterrupt:
-        click.echo("stopping", err=True)
+        echo("stopping", err=True)
         cluster.stop()
         return
     raise click.ClickException(f"the process ended by itself; see {cluster.log_path}")
@@ -156,7 +155,6 @@ def _stay(cluster: LocalCluster) -> None:
 @json_option
 def stop(everything: bool, timeout_s: float, as_json: bool) -> None:
     """Stop the clusters and nodes that `stoker start` started on this machine."""
-    from stoker.cli.output import print_json
     from stoker.local.sessions import is_alive, running_sessions
 
     infos = [info for info in running_sessions() if everything or not info.embedded]
@@ -177,9 +175,9 @@ def stop(everything: bool, timeout_s: float, as_json: bool) -> None:
     for info in infos:
         how = f" (killed: it did not end within {timeout_s:g} s)" if info.pid in killed else ""
         what = "cluster" if info.role == "head" else "node of"
-        click.echo(f"Stopped the {what} {info.gcs_url}{how}")
+        echo(f"Stopped the {what} {info.gcs_url}{how}")
     if not infos:
-        click.echo("Nothing runs on this machine that `stoker start` started.")
+        echo("Nothing runs on this machine that `stoker start` started.")
 
 
 def _signal(info: LocalInfo, signum: int) -> None:

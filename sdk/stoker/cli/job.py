@@ -11,6 +11,17 @@ import click
 
 from stoker.cli.ids import Id, resolve_id
 from stoker.cli.options import Bytes, cluster_options, job_client, json_mapping, pairs
+from stoker.cli.output import (
+    ago,
+    duration,
+    echo,
+    in_,
+    nbytes,
+    print_json,
+    print_line,
+    print_output,
+    state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -240,7 +251,7 @@ def submit(
     if no_wait:
         _print_job(client.get_job(submitted), as_json)
         return
-    click.echo(f"submitted {submitted}", err=True)
+    echo(f"submitted {submitted}", err=True)
     if options["array_text"] is None and not options["one_per_node"]:
         ended = follow_job(client, submitted, attempt=1)
     else:
@@ -258,17 +269,17 @@ def _fetch(client: JobSubmissionClient, job_id: str, target: str) -> bool:
     from stoker.exceptions import StokerError
 
     try:
-        print_output(client.download_job_output(job_id, target), target)
+        print_written(client.download_job_output(job_id, target), target)
     except (StokerError, OSError) as error:
-        click.echo(f"{click.style('error:', fg='red', bold=True)} no output: {error}", err=True)
+        echo(f"{click.style('error:', fg='red', bold=True)} no output: {error}", err=True)
         return False
     return True
 
 
-def print_output(written: list[str], target: str) -> None:
+def print_written(written: list[str], target: str) -> None:
     files = f"{len(written)} {'file' if len(written) == 1 else 'files'}"
     what = f"{files} in {target}" if written else "it wrote nothing into $STOKER_JOB_OUTPUT_DIR"
-    click.echo(f"output: {what}", err=True)
+    echo(f"output: {what}", err=True)
 
 
 def _array(text: str | None) -> dict[str, Any]:
@@ -332,13 +343,11 @@ def _runtime_env(
 
 def print_lines(lines: Iterable[LogLine], as_json: bool) -> None:
     """Print log lines, those of no process on stderr: their text, or with ``--json`` one object each."""
-    from stoker.cli.output import print_line
-
     for line in lines:
         if as_json:
             print_line(line)
         else:
-            click.echo(line.text, err=not line.worker_id)
+            print_output(line)
 
 
 def follow_job(
@@ -359,7 +368,7 @@ def follow_job(
         print_lines(client.tail_job_logs(job_id, attempt=attempt), as_json)
         return client.wait(job_id)
     except KeyboardInterrupt:
-        click.echo(
+        echo(
             f"\nno longer following; {job_id} goes on\n"
             f"  follow it again:  stoker job logs -f {job_id}\n"
             f"  stop it:          stoker job stop {job_id}",
@@ -381,7 +390,7 @@ def follow_array(client: JobSubmissionClient, array_id: str) -> Job:
         except DeadlineExceededError:
             message = client.get_job(array_id).message
         if message and message != told:
-            click.echo(message, err=True)
+            echo(message, err=True)
             told = message
 
 
@@ -396,7 +405,7 @@ def _tell_why_it_waits(client: JobSubmissionClient, job_id: str, waited_s: float
     except StokerError:
         return  # whoever follows the job hears of it
     remedy = f"; {why.remedy}" if why.remedy else ""
-    click.echo(
+    echo(
         f"stoker: {job_id} has waited {waited_s:g} s for its driver to start: {why.summary}{remedy}. "
         f"More: stoker explain {job_id}",
         err=True,
@@ -404,13 +413,11 @@ def _tell_why_it_waits(client: JobSubmissionClient, job_id: str, waited_s: float
 
 
 def tell_end(ended: Job) -> None:
-    from stoker.cli.output import duration, state
-
     took_s = (ended.ended_at_s or 0.0) - (ended.started_at_s or ended.ended_at_s or 0.0)
     # The last lines of output, which follow in the message, were shown live.
     cause = ended.message.partition("\n")[0]
     message = f": {cause}" if cause and ended.state != "SUCCEEDED" else ""
-    click.echo(f"{ended.job_id} {state(ended.state)} after {duration(took_s)}{message}", err=True)
+    echo(f"{ended.job_id} {state(ended.state)} after {duration(took_s)}{message}", err=True)
 
 
 def exit_code(ended: Job) -> int:
@@ -422,11 +429,9 @@ def exit_code(ended: Job) -> int:
 
 def _print_job(record: Job, as_json: bool) -> None:
     if as_json:
-        from stoker.cli.output import print_json
-
         print_json(record)
     else:
-        click.echo(record.job_id)
+        echo(record.job_id)
 
 
 @job.command("list")
@@ -445,16 +450,16 @@ def list_jobs(ctx: click.Context, /, **options: Any) -> None:
 @click.argument("job_id", metavar="ID", type=Id("job"))
 def status(job_id: str, address: str | None, token: str | None, as_json: bool) -> None:
     """Show the state of a job; exit code 0 whatever it is. Unique beginnings of an ID will do."""
-    from stoker.cli.output import ago, duration, in_, print_json, state
+    from stoker.runtime.process.terminal import printable
 
     client = job_client(address, token)
     record = client.get_job(resolve_id(client.http, job_id))
     if as_json:
         print_json(record)
         return
-    click.echo(f"{record.job_id}  {state(record.state)}  {record.name or record.entrypoint}")
+    echo(f"{record.job_id}  {state(record.state)}  {printable(record.name or record.entrypoint)}")
     for label, text in (
-        ("entrypoint", record.entrypoint),
+        ("entrypoint", printable(record.entrypoint)),
         ("submitted", ago(record.created_at_s)),
         ("started", ago(record.started_at_s)),
         ("ended", ago(record.ended_at_s)),
@@ -466,11 +471,11 @@ def status(job_id: str, address: str | None, token: str | None, as_json: bool) -
         ("message", record.message),
     ):
         if text:
-            click.echo(f"  {label:<11}{text}")
+            echo(f"  {label:<11}{text}")
     for one in record.attempts:
         took = duration(one.ended_at_s - one.started_at_s)
         where = f" on {one.node_id}" if one.node_id else ""
-        click.echo(f"  attempt {one.attempt}  failed after {took}{where}: {one.cause}")
+        echo(f"  attempt {one.attempt}  failed after {took}{where}: {one.cause}")
 
 
 @job.command()
@@ -514,14 +519,12 @@ def logs(
 @click.argument("job_id", metavar="ID", type=Id("job"))
 def delete(job_id: str, address: str | None, token: str | None, as_json: bool) -> None:
     """Remove a job that has ended from all lists, with the history of its tasks."""
-    from stoker.cli.output import print_json
-
     client = job_client(address, token)
     record = client.delete_job(resolve_id(client.http, job_id))
     if as_json:
         print_json(record)
     else:
-        click.echo(f"{record.job_id} is deleted")
+        echo(f"{record.job_id} is deleted")
 
 
 @job.command()
@@ -532,8 +535,6 @@ def output(
     job_id: str, target: str | None, address: str | None, token: str | None, as_json: bool
 ) -> None:
     """Copy what a job wrote into $STOKER_JOB_OUTPUT_DIR, or show where it is."""
-    from stoker.cli.output import nbytes, print_json
-
     client = job_client(address, token)
     job_id = resolve_id(client.http, job_id)
     if target is not None:
@@ -541,16 +542,16 @@ def output(
         if as_json:
             print_json(written)
         else:
-            print_output(written, target)
+            print_written(written, target)
         return
     record = client.get_job_output(job_id)
     if as_json:
         print_json(record)
         return
     for node in record.nodes:
-        click.echo(f"{node.node_id}  {node.files} files, {nbytes(node.nbytes)}  {node.path}")
+        echo(f"{node.node_id}  {node.files} files, {nbytes(node.nbytes)}  {node.path}")
     if record.lost or not record.nodes:
-        click.echo(record.lost or f"{job_id} wrote nothing into $STOKER_JOB_OUTPUT_DIR", err=True)
+        echo(record.lost or f"{job_id} wrote nothing into $STOKER_JOB_OUTPUT_DIR", err=True)
 
 
 @job.command()
@@ -565,8 +566,6 @@ def stop(job_id: str, no_wait: bool, address: str | None, token: str | None, as_
     if not no_wait:
         record = client.wait(job_id, timeout_s=30.0)
     if as_json:
-        from stoker.cli.output import print_json
-
         print_json(record)
     else:
-        click.echo(f"{job_id} {record.state}")
+        echo(f"{job_id} {record.state}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.options import cluster_options, http_client, job_client, pairs
+from stoker.cli.output import echo, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +31,6 @@ def kernels() -> None:
 @cluster_options
 def list_tuned(device: str, address: str | None, token: str | None, as_json: bool) -> None:
     """List the measured configurations by device, kernel and shape."""
-    from stoker.cli.output import print_json, print_table
-
     tuned = _tuned(http_client(address, token), device)
     if as_json:
         print_json(tuned)
@@ -79,7 +78,7 @@ def _tuned(client: HttpClient, prefix: str) -> list[TunedKernel]:
             except NotFoundError:  # deleted meanwhile
                 continue
             except InternalError as error:
-                click.echo(
+                echo(
                     f"{TUNING_NAMESPACE}/{entry.key} is no measurement: {error.one_line}", err=True
                 )
         cursor = page.next_cursor

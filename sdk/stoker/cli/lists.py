@@ -18,6 +18,7 @@ from stoker.cli.output import (
     ago,
     clock,
     duration,
+    echo,
     nbytes,
     plural,
     print_json,
@@ -397,7 +398,7 @@ def _list(
         return
     left_out = print_table(page.items, table.columns, empty=table.empty, wide=wide)
     for line in _footer(client, name, page, left_out, hidden):
-        click.echo(line, err=True)
+        echo(line, err=True)
 
 
 def _footer(
@@ -516,7 +517,7 @@ def get(id_: str, address: str | None, token: str | None, as_json: bool) -> None
             text = value if isinstance(value, str) else _text(value, width)
             if name.endswith("_at_s"):
                 text = f"{clock(value)} ({ago(value)})"
-            click.echo(f"{name:<{width}}  {text}")
+            echo(f"{name:<{width}}  {text}")
 
 
 def _text(value: Any, width: int) -> str:

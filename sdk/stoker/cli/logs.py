@@ -10,6 +10,7 @@ import msgspec
 
 from stoker.cli.ids import Id, resolve_id
 from stoker.cli.options import cluster_options, http_client, job_client
+from stoker.cli.output import print_line, print_output
 from stoker_wire.errors import BadRequestError, NotFoundError
 from stoker_wire.messages.events import EventKind
 
@@ -78,18 +79,14 @@ def _follow_job(
 def _print(
     client: HttpClient, source: _Source, follow: bool, tail: int | None, as_json: bool, named: bool
 ) -> None:
-    from stoker.cli.output import print_line
     from stoker_wire.messages.control import LogLine
 
     query = {**source.query, "follow": follow, "tail": tail}
     for line in client.lines(source.path, item=LogLine, query=query):
         if as_json:
             print_line(line)
-        elif named:
-            name = f"({line.name} pid={line.pid})"
-            click.echo(f"{click.style(name, fg='cyan')} {line.text}")
         else:
-            click.echo(line.text)
+            print_output(line, named=named)
 
 
 def _source(client: HttpClient, id_: str, workers: bool) -> _Source:

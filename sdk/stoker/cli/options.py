@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from stoker.cli.output import echo
 from stoker_wire.amounts import parse_amount
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def token_options(command: F) -> F:
 
 
 _TOKEN = "stoker.token"
+_WARNED = "stoker.token.warned"
 
 
 def _read_token(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
@@ -68,11 +70,17 @@ def _read_token(ctx: click.Context, param: click.Parameter, path: str | None) ->
 
 
 def given_token(token: str | None) -> str | None:
-    """Return the token of ``--token`` or ``--token-file``; a usage error for both."""
+    """Return the token of ``--token``, with a warning, or ``--token-file``; a usage error for both."""
     ctx = click.get_current_context(silent=True)
     from_file: str | None = None if ctx is None else ctx.meta.get(_TOKEN)
     if token and from_file:
         raise click.UsageError("give --token or --token-file, not both", ctx=ctx)
+    if token and ctx is not None and not ctx.params.get("as_json") and _WARNED not in ctx.meta:
+        ctx.meta[_WARNED] = True
+        warning = (
+            "warning: every user of this machine sees --token in `ps`; give it by --token-file"
+        )
+        echo(warning, err=True)
     return token or from_file
 
 

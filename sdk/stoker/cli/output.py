@@ -15,9 +15,12 @@ import click
 import msgspec
 
 from stoker.cli.tables import GAP, Column, Row, render
+from stoker.runtime.process.terminal import clean, clean_output, line_of, printable, speaker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from stoker_wire.messages.control import LogLine
 
 COLOURS = {
     "ALIVE": "green", "RUNNING": "green", "SUCCEEDED": "green", "FINISHED": "green",
@@ -27,14 +30,35 @@ COLOURS = {
 }  # fmt: skip
 
 
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print prose; control sequences in names and messages, which come from users' programs, are left out."""
+    click.echo(clean(text), err=err)
+
+
 def print_json(value: object) -> None:
     """Print any message or plain value as indented JSON."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+    _print_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def print_line(value: object) -> None:
     """Print any message or plain value as one line of JSON."""
-    click.echo(msgspec.json.encode(value).decode())
+    _print_json(msgspec.json.encode(value).decode())
+
+
+def _print_json(text: str) -> None:
+    # JSON escapes C0 but not C1, which are characters as any other to the program behind a pipe.
+    click.echo(clean(text) if sys.stdout.isatty() else text)
+
+
+def print_output(line: LogLine, *, named: bool = False) -> None:
+    """Print a line of a process's output, with ``named`` behind its name; in a pipe its text is unchanged."""
+    err = not line.worker_id
+    is_terminal = (sys.stderr if err else sys.stdout).isatty()
+    if named:
+        text = line_of(speaker(line), line.text, is_terminal=is_terminal)
+    else:
+        text = clean_output(line.text) if is_terminal else line.text
+    click.echo(text, err=err, color=True)
 
 
 def print_table(
@@ -53,7 +77,7 @@ def print_table(
     """
     rows = list(rows)
     if not rows:
-        click.echo(indent + empty)
+        echo(indent + empty)
         return ()
     if isinstance(columns, Mapping):
         columns = [Column(heading, source) for heading, source in columns.items()]
@@ -79,7 +103,8 @@ def print_prose(text: str, *, label: str = "", indent: str = "  ") -> None:
     import textwrap
 
     width = terminal_width()
-    whole = f"{label} {text}" if label else text
+    label = printable(label)
+    whole = f"{label} {printable(text)}" if label else printable(text)
     lines = [whole]
     if width is not None:
         room = max(width - len(indent), 20)
@@ -90,7 +115,7 @@ def print_prose(text: str, *, label: str = "", indent: str = "  ") -> None:
     if label and lines[0].startswith(label):
         lines[0] = click.style(label, fg="cyan") + lines[0][len(label) :]
     for line in lines:
-        click.echo(indent + line)
+        echo(indent + line)
 
 
 def terminal_width() -> int | None:
@@ -110,7 +135,7 @@ def state(text: str) -> str:
 
 def heading(text: str) -> str:
     """Return the heading of a block of lines."""
-    return click.style(text, bold=True)
+    return click.style(printable(text), bold=True)
 
 
 def amount(name: str, value: float) -> str:

@@ -13,6 +13,7 @@ from stoker.cli.output import (
     ago,
     amount,
     duration,
+    echo,
     heading,
     nbytes,
     plural,
@@ -67,6 +68,11 @@ class Status(msgspec.Struct):
     kept: RetentionStatus | None
 
 
+GPUS_ARE_NOT_ENFORCED = (
+    "GPUs are not enforced: a lease sets CUDA_VISIBLE_DEVICES, which its program can change"
+)
+
+
 @click.command()
 @cluster_options
 def status(address: str | None, token: str | None, as_json: bool) -> None:
@@ -75,7 +81,7 @@ def status(address: str | None, token: str | None, as_json: bool) -> None:
     if as_json:
         print_json(shown)
         return
-    click.echo(f"cluster {heading(shown.address)}, scheduler {shown.scheduler}")
+    echo(f"cluster {heading(shown.address)}, scheduler {shown.scheduler}")
     _print_nodes(shown)
     _print_use(shown)
     _print_jobs(shown)
@@ -166,7 +172,7 @@ def _why(client: HttpClient, group: Waiting) -> Waiting:
 def _print_nodes(shown: Status) -> None:
     alive = len(shown.nodes)
     see = "; see: stoker list nodes --all" if shown.dead_nodes else ""
-    click.echo(f"\n{heading('Nodes')} ({alive} alive, {shown.dead_nodes} dead{see})")
+    echo(f"\n{heading('Nodes')} ({alive} alive, {shown.dead_nodes} dead{see})")
     columns = (
         Column("node", "node_id"),
         Column("state", node_state),
@@ -176,6 +182,8 @@ def _print_nodes(shown: Status) -> None:
         Column("heartbeat", lambda row: ago(row.get("heartbeat_at_s")), drop=3),
     )
     print_table(shown.nodes, columns, empty="none", indent="  ")
+    if any(not device.get("fake") for node in shown.nodes for device in node.get("devices") or ()):
+        print_prose(GPUS_ARE_NOT_ENFORCED)
 
 
 def _in_use(cluster: ClusterResources | None, row: Row) -> str:
@@ -195,12 +203,12 @@ def _used(total: dict[str, float], free: dict[str, float]) -> str:
 
 def _print_use(shown: Status) -> None:
     if shown.resources is not None and len(shown.nodes) > 1:
-        click.echo(f"\n{heading('In use')}")
-        click.echo(f"  {_used(shown.resources.total, shown.resources.available) or 'nothing'}")
+        echo(f"\n{heading('In use')}")
+        echo(f"  {_used(shown.resources.total, shown.resources.available) or 'nothing'}")
 
 
 def _print_jobs(shown: Status) -> None:
-    click.echo(f"\n{heading('Jobs')} ({shown.jobs_live} live, {shown.jobs_ended} ended)")
+    echo(f"\n{heading('Jobs')} ({shown.jobs_live} live, {shown.jobs_ended} ended)")
     columns = (
         Column("job", "job_id"),
         Column("state", "state"),
@@ -211,22 +219,22 @@ def _print_jobs(shown: Status) -> None:
         print_table(shown.jobs, columns, empty="", indent="  ")
     if shown.jobs_live > len(shown.jobs):
         more = shown.jobs_live - len(shown.jobs)
-        click.echo(f"  and {more} more; see: stoker list jobs --filter state=PENDING,RUNNING")
+        echo(f"  and {more} more; see: stoker list jobs --filter state=PENDING,RUNNING")
 
 
 def _print_waiting(waiting: list[Waiting]) -> None:
     if not waiting:
-        click.echo(f"\n{heading('Waiting')}\n  nothing")
+        echo(f"\n{heading('Waiting')}\n  nothing")
         return
     count = sum(group.count for group in waiting)
-    click.echo(f"\n{heading('Waiting')} ({count} for resources)")
+    echo(f"\n{heading('Waiting')} ({count} for resources)")
     for job_id in dict.fromkeys(group.job_id for group in waiting):
         of_job = [group for group in waiting if group.job_id == job_id]
         longest = duration(max(group.waited_s for group in of_job))
-        click.echo(f"  of {job_id}, for up to {longest}; more: stoker explain {job_id}")
+        echo(f"  of {job_id}, for up to {longest}; more: stoker explain {job_id}")
         print_groups(of_job[:_JOBS])
         if len(of_job) > _JOBS:
-            click.echo(f"  and {plural(len(of_job) - _JOBS, 'more cause')}")
+            echo(f"  and {plural(len(of_job) - _JOBS, 'more cause')}")
 
 
 def _print_kept(kept: RetentionStatus | None) -> None:
@@ -238,7 +246,7 @@ def _print_kept(kept: RetentionStatus | None) -> None:
     if kept.environments:
         count = plural(kept.environments, "environment")
         texts.append(f"{count} on disk of {nbytes(kept.environment_bytes)}")
-    click.echo(f"\n{heading('Kept')} (limits: stoker config | grep -E 'keep|log_')")
+    echo(f"\n{heading('Kept')} (limits: stoker config | grep -E 'keep|log_')")
     print_prose(", ".join(texts))
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stoker.runtime.process.terminal import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -40,7 +42,7 @@ class Column:
         else:
             value = row.get(self.source)
             text = "" if value is None else str(value)
-        return text if text.isprintable() else _printable(text)
+        return printable(text)
 
     @property
     def least(self) -> int:
@@ -152,10 +154,3 @@ def cells_of(text: str) -> int:
     from rich.cells import cell_len
 
     return cell_len(text)
-
-
-def _printable(text: str) -> str:
-    """Replace what could move the cursor or change colours: names come from users' programs."""
-    return "".join(
-        c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text
-    )

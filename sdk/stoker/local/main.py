@@ -40,7 +40,7 @@ from stoker.local.sessions import (
     write_info,
 )
 from stoker_wire.errors import DeadlineExceededError, StokerError, UnavailableError
-from stoker_wire.http.auth import find_token, is_loopback, load_or_create_token
+from stoker_wire.http.auth import check_length, find_token, is_loopback, load_or_create_token
 from stoker_wire.process import garbage
 from stoker_wire.process.background import first_cause
 from stoker_wire.settings import Settings
@@ -221,6 +221,7 @@ async def _serve_node(
     from stoker_nodelet.service import end_process
 
     token = find_token(settings)
+    check_length(token, settings.host)
     _write_token(session, token)
     nodelet = await _start_nodelet(
         settings, token, options.address, settings.port, session, forkserver, end_process

@@ -18,6 +18,7 @@ import pytest
 
 from stoker.cli.cluster import DEFAULT_PORT
 from stoker.launch import LocalCluster, find_running, spawn_local, start_local
+from stoker.local.cluster import spawn_node
 from stoker.runtime.net.http import HttpClient
 from stoker_wire.errors import OpenBindError, PortInUseError, StartError
 from stoker_wire.messages.cluster import ClusterResources
@@ -192,14 +193,22 @@ def test_a_port_in_use_is_the_error_that_names_it() -> None:
             start_local(num_cpus=1, port=port, timeout_s=START_S)
 
 
-def test_beyond_loopback_a_token_must_be_given(
+def test_beyond_loopback_a_token_must_be_given_that_cannot_be_guessed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    cluster = spawn_local(host="0.0.0.0", num_cpus=1, embedded=False)
-    with pytest.raises(OpenBindError, match="STOKER_TOKEN"):
-        cluster.wait_ready(START_S)
-    assert not cluster.is_alive()
+    for environ, said in ((None, "without a token"), ({"STOKER_TOKEN": "x"}, "1 characters")):
+        cluster = spawn_local(environ=environ, host="0.0.0.0", num_cpus=1, embedded=False)
+        with pytest.raises(OpenBindError, match=said):
+            cluster.wait_ready(START_S)
+        assert not cluster.is_alive()
+
+
+def test_a_node_does_not_listen_beyond_loopback_with_a_token_that_can_be_guessed() -> None:
+    node = spawn_node("http://127.0.0.1:9", token="x", host="0.0.0.0", num_cpus=1)
+    with pytest.raises(OpenBindError, match="1 characters"):
+        node.wait_ready(START_S)
+    assert not node.is_alive()
 
 
 @pytest.mark.logs(r"Fatal Python error")

@@ -364,13 +364,9 @@ def test_output_comes_to_the_driver_with_the_name_in_front(driver: Callable[...,
         """
     )
     assert done.returncode == 0, done.stderr
-    lines = (done.stdout + done.stderr).splitlines()
-    assert any(line.startswith("(talk pid=") and line.endswith(") to stdout") for line in lines), (
-        lines
-    )
-    assert any(line.startswith("(talk pid=") and line.endswith(") to stderr") for line in lines), (
-        lines
-    )
+    for text, printed in (("to stdout", done.stdout), ("to stderr", done.stderr)):
+        lines = [line for line in printed.splitlines() if line.startswith("(talk pid=")]
+        assert [line.partition(") ")[2] for line in lines] == [text], printed
 
 
 def test_the_cluster_is_idle_after_all_that(cluster: Cluster) -> None:

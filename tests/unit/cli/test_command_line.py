@@ -30,6 +30,7 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("STOKER_SESSION_ROOT", str(tmp_path / "sessions"))
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("STOKER_TOKEN", "t")
 
 
 def stoker(*args: str) -> Result:
@@ -86,9 +87,9 @@ def test_every_command_that_asks_a_cluster_can_be_pointed_at_one() -> None:
         (["up"], "no command 'up': start a cluster with `stoker start --head`"),
         (["memory"], "see `stoker list objects`"),
         (["list", "tasks", "--filter", "state=FINISHEDX"], "did you mean FINISHED?"),
-        (["job", "submit", "--address", "http://127.0.0.1:1", "--token", "x", "--env", "A",
+        (["job", "submit", "--address", "http://127.0.0.1:1", "--env", "A",
           "--", "true"], "'A' is not KEY=VALUE"),
-        (["job", "submit", "--address", "http://127.0.0.1:1", "--token", "x", "--array", "5-x",
+        (["job", "submit", "--address", "http://127.0.0.1:1", "--array", "5-x",
           "--", "true"], "'5-x': write it like 0-99, 0-99%8, 0-20:5 or 1,4,9"),
         (["queue", "create", "q", "--quota", "GPU"], "'GPU' is not NAME=AMOUNT"),
         (["queue", "create", "q", "--limit", "memory=8XB"], "is no amount, such as 2, 0.5 or 8GiB"),
@@ -107,8 +108,8 @@ def test_a_wrong_call_is_one_line_with_the_fix_and_exit_code_2(args: list[str], 
     [
         (["status"], "no running cluster was found on this machine; start one with"),
         (["list", "nodes", "--address", "http://127.0.0.1:1"], "cannot reach the cluster at http"),
-        (["status", "--address", "ftp://x", "--token", "t"], "is not an address of a cluster"),
-        (["explain", "x_1", "--address", "http://127.0.0.1:1", "--token", "t"], "is no id of a"),
+        (["status", "--address", "ftp://x"], "is not an address of a cluster"),
+        (["explain", "x_1", "--address", "http://127.0.0.1:1"], "is no id of a"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_with_the_fix_and_exit_code_1(
@@ -126,12 +127,12 @@ def test_what_cannot_be_done_is_one_line_with_the_fix_and_exit_code_1(
         (["status", "--json"], 1, "start_failed", "no running cluster was found"),
         (["list", "tassk", "--json"], 2, "usage", "did you mean 'tasks'?"),
         (["list", "tasks", "--json", "--filter", "x"], 2, "usage", "is not KEY=VALUE"),
-        (["explain", "--json", "x_1", "--address", "http://127.0.0.1:1", "--token", "t"], 1,
+        (["explain", "--json", "x_1", "--address", "http://127.0.0.1:1"], 1,
          "bad_request", "is no id of a"),
         (["config", "--json", "--chnged"], 2, "usage", "--changed"),
         (["plan", "--json", "--job", "job_1", "--queue", "q"], 2, "usage", "that of the job"),
         (["plan", "--json", "--gang", "PACK", "--strategy", "spread"], 2, "usage", "not a gang"),
-        (["job", "submit", "--json", "--address", "ftp://x", "--token", "t", "--", "true"], 1,
+        (["job", "submit", "--json", "--address", "ftp://x", "--", "true"], 1,
          "bad_request", "is not an address of a cluster"),
     ],
 )  # fmt: skip
@@ -146,7 +147,7 @@ def test_with_json_an_error_is_one_object_on_stderr(
 
 
 def test_json_of_the_job_s_own_program_is_none_of_ours() -> None:
-    args = ("job", "submit", "--address", "ftp://x", "--token", "t", "--", "program", "--json")
+    args = ("job", "submit", "--address", "ftp://x", "--", "program", "--json")
     assert stoker(*args).output.startswith("error: ")
 
 
@@ -186,6 +187,20 @@ def test_a_token_is_read_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     missing = stoker("status", "--token-file", str(tmp_path / "none"))
     assert seen[0] == "from-the-file" and set(seen) == {"from-the-file"}
     assert (missing.exit_code, missing.output.count("\n")) == (1, 1)
+
+
+AT = ("--address", "ftp://x")
+
+
+@pytest.mark.parametrize("command", [("list", "nodes", *AT), ("start", *AT)], ids=" ".join)
+def test_a_token_on_the_command_line_is_warned_of_once_and_one_in_a_file_is_not(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "token").touch(mode=0o600)
+    (tmp_path / "token").write_text("of the file")
+    assert stoker(*command, "--token", "x").stderr.count("sees --token in `ps`; give") == 1
+    assert "`ps`" not in stoker(*command, "--token-file", str(tmp_path / "token")).output
+    assert "`ps`" not in stoker(*command, "--token", "x", "--json").output, "errors are one object"
 
 
 def test_fields_and_states_of_filters_are_completed() -> None:

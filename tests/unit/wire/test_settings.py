@@ -84,6 +84,25 @@ def test_an_unknown_argument_names_the_nearest() -> None:
         Settings.from_env({}, num_gpu=1)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "shown"),
+    [
+        ("DATABASE_URL", "postgresql+asyncpg://me:pw@db:5432/x", "postgresql+asyncpg://***@db:5432/x"),
+        ("DATABASE_URL", "postgresql://me:p/w@1?#@db/x", "postgresql://***@db/x"),
+        ("DATABASE_URL", "postgresql://db/x?user=me&password=pw&a=1", "postgresql://db/x?user=me&password=***&a=1"),
+        ("REDIS_URL", "redis://:pw@redis/0", "redis://***@redis/0"),
+        ("ADDRESS", "http://a:p,w@h1:7600,http://b:pw@h2", "http://***@h1:7600,http://***@h2"),
+        ("GCS_URL", "http://h1:7600,http://h2:7600", "http://h1:7600,http://h2:7600"),
+        ("ALLOWED_HOSTS", "http://me:pw@h", '["http://***@h"]'),
+    ],
+)  # fmt: skip
+def test_passwords_in_urls_are_masked(variable: str, value: str, shown: str) -> None:
+    settings = Settings.from_env({f"STOKER_{variable}": value})
+    rows = {row.variable: row.value for row in settings.describe()}
+    assert rows[f"STOKER_{variable}"] == shown
+    assert "pw" not in "".join(rows.values())
+
+
 def test_describe_has_a_meaning_for_every_setting_and_hides_the_token() -> None:
     rows = {row.name: row for row in Settings.from_env({"STOKER_TOKEN": "secret"}).describe()}
     assert set(rows) == set(Settings.__struct_fields__) - {"sources", "unknown"}

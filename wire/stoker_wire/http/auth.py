@@ -23,6 +23,9 @@ SECRETS = frozenset(
 )
 """Variables of services that no process of a user inherits."""
 
+LEAST_CHARACTERS = 16
+"""Those of a token that other machines can guess at."""
+
 _LOOPBACK_NAMES = frozenset({"localhost", "::1", "[::1]"})
 
 
@@ -62,17 +65,12 @@ def load_or_create_token(path: str | Path) -> str:
 
 
 def load_token(path: str | Path) -> str:
-    """Return the token in ``path``; StartError if it is absent, empty, or readable by others."""
+    """Return the token in ``path``; StartError if it is absent, empty, another's, or others can read it."""
     path = Path(path).expanduser()
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
-                raise StartError(
-                    f"{path} is readable by other users (mode {mode:04o}) and holds the cluster's "
-                    "token\n"
-                    f"run: chmod 600 {path}"
-                )
+            status = os.fstat(file.fileno())
+            _check_private(path, status.st_uid, stat.S_IMODE(status.st_mode))
             token = file.read(4096).decode("ascii", "replace").strip()
     except OSError as error:
         raise StartError(
@@ -85,25 +83,52 @@ def load_token(path: str | Path) -> str:
     return token
 
 
+def _check_private(path: Path, uid: int, mode: int) -> None:
+    if uid not in (os.geteuid(), 0):
+        raise StartError(
+            f"{path} belongs to another user (uid {uid}), who knows or chose the token in it\n"
+            f"run: chown {os.geteuid()} {path} if that is as it should be, or set STOKER_TOKEN_FILE"
+        )
+    if mode & 0o077:
+        raise StartError(
+            f"{path} is readable by other users (mode {mode:04o}) and holds the cluster's token\n"
+            f"run: chmod 600 {path}"
+        )
+
+
 def find_token(settings: Settings, *, host: str | None = None) -> str:
     """Return the token to use: ``settings.token``, else the token file.
 
     With ``host``, the caller is about to listen there: on loopback a missing file is made; beyond
-    loopback it is an OpenBindError, since no other node could know a token made now. Without
-    ``host`` (a client) a missing file is a StartError.
+    loopback it is an OpenBindError, since no other node could know a token made now, and so is a
+    token that can be guessed. Without ``host`` (a client) a missing file is a StartError.
     """
-    if settings.token:
-        return settings.token
     path = Path(settings.token_file).expanduser()
-    if host is None or path.exists():
-        return load_token(path)
-    if is_loopback(host):
-        return load_or_create_token(path)
-    raise OpenBindError(
-        f"will not listen on {host} without a token\n"
-        f"set STOKER_TOKEN, or put one into {path} (mode 0600), the same on every node, or listen "
-        "on 127.0.0.1"
-    )
+    if settings.token:
+        token = settings.token
+    elif host is None or path.exists():
+        token = load_token(path)
+    elif is_loopback(host):
+        token = load_or_create_token(path)
+    else:
+        raise OpenBindError(
+            f"will not listen on {host} without a token\n"
+            f"set STOKER_TOKEN, or put one into {path} (mode 0600), the same on every node, or "
+            "listen on 127.0.0.1"
+        )
+    if host is not None:
+        check_length(token, host)
+    return token
+
+
+def check_length(token: str, host: str) -> None:
+    """Refuse to listen on ``host``, beyond loopback, with a token that can be guessed."""
+    if len(token) < LEAST_CHARACTERS and not is_loopback(host):
+        raise OpenBindError(
+            f"will not listen on {host} with a token of {len(token)} characters\n"
+            f"set one of at least {LEAST_CHARACTERS}, the same on every node: "
+            "STOKER_TOKEN=$(openssl rand -hex 24), or listen on 127.0.0.1"
+        )
 
 
 def check(header: str | None, token: str) -> bool:

@@ -290,11 +290,6 @@ class KvReply(Record):
     items: tuple[KvItem, ...] = ()
 
 
-OUTPUT_MARK = "\x1estoker:"
-"""Begins a line of a worker's log that is no output, ``OUTPUT_MARK stream:name``: to which stream
-what follows was printed, and by which task ('': the one that the worker's lease names)."""
-
-
 class LogStream(StrEnum):
     """Stream that a line was printed to."""
 

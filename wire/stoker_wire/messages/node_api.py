@@ -147,6 +147,7 @@ class WorkerBoot(Record):
     (short enough for ``sun_path``), then registers with ``POST <nodelet>/v1/workers/register``.
     ``job_id`` is empty for a warm worker that no job has used; ``POST /v1/assign`` gives it one.
     By ``token`` it and its nodelet know each other; that of its job comes with its setup.
+    ``mark_key`` authenticates its marks in its log (:mod:`stoker_wire.data.output_marks`).
     """
 
     worker_id: str
@@ -162,6 +163,7 @@ class WorkerBoot(Record):
     log_path: str
     job_id: str = ""
     runtime_env: RuntimeEnv = RuntimeEnv()
+    mark_key: bytes = b""
 
 
 class WorkerSetup(Record):

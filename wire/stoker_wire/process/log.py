@@ -36,6 +36,10 @@ _EVENT_WIDTH = 30
 _RESET, _BOLD, _DIM, _BLUE, _CYAN, _MAGENTA = (
     "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[34m", "\x1b[36m", "\x1b[35m",
 )  # fmt: skip
+_ESCAPED = {
+    code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"
+}
+"""Control characters, which come with names of users' jobs: JSON escapes them too."""
 _LEVEL_COLOURS = {
     "debug": "\x1b[32m",
     "info": "\x1b[32m",
@@ -96,7 +100,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Aligned lines for people: time, level, event, logger and fields; a trace follows below."""
+    """Aligned lines for people: time, level, event, logger and fields; a trace follows below.
+
+    Control characters are escaped: what is logged may be another's text, and this may be a terminal.
+    """
 
     def __init__(self, *, colours: bool = False) -> None:
         super().__init__()
@@ -110,19 +117,19 @@ class TextFormatter(logging.Formatter):
             [
                 paint(_time_of(record), _DIM),
                 f"[{paint(f'{level:<9}', _LEVEL_COLOURS.get(level, ''), _BOLD)}]",
-                paint(f"{record.getMessage():<{_EVENT_WIDTH}}", _BOLD),
+                paint(f"{record.getMessage().translate(_ESCAPED):<{_EVENT_WIDTH}}", _BOLD),
                 f"[{paint(record.name, _BOLD, _BLUE)}]",
                 *(
-                    f"{paint(name, _CYAN)}={paint(str(value), _MAGENTA)}"
+                    f"{paint(name, _CYAN)}={paint(_in_line(value), _MAGENTA)}"
                     for name, value in _fields_of(record).items()
                     if name != "service"  # the logger's name says it
                 ),
             ]
         )
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "\n" + self.formatException(record.exc_info).translate(_ESCAPED)
         if record.stack_info:
-            line += "\n" + self.formatStack(record.stack_info)
+            line += "\n" + self.formatStack(record.stack_info).translate(_ESCAPED)
         return line
 
 
@@ -142,6 +149,10 @@ def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
 def _time_of(record: logging.LogRecord) -> str:
     at = datetime.fromtimestamp(record.created, UTC)
     return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _in_line(value: object) -> str:
+    return str(value).translate(_ESCAPED).replace("\n", "\\n")
 
 
 def _painted(text: str, *codes: str) -> str:

@@ -10,7 +10,7 @@ import click
 from stoker.cli.ids import Id, resolve_id
 from stoker.cli.lists import TABLES, fetch_newest
 from stoker.cli.options import cluster_options, http_client
-from stoker.cli.output import print_json, print_table
+from stoker.cli.output import echo, print_json, print_table
 from stoker.cli.tables import Column, Row
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def timeline(
     events = trace_events(tasks)
     content = msgspec.json.encode(events)
     if path == "-":
-        click.echo(content.decode())
+        echo(content.decode())
         return
     try:
         with click.open_file(path, "wb") as file:
@@ -60,7 +60,7 @@ def timeline(
     if as_json:
         print_json({"file": path, "events": len(events)})
     else:
-        click.echo(f"{len(events)} attempts in {path}; open it in Perfetto or chrome://tracing")
+        echo(f"{len(events)} attempts in {path}; open it in Perfetto or chrome://tracing")
 
 
 @click.command()
@@ -81,7 +81,7 @@ def summary(
     columns += [Column(name, name) for name in shown]
     print_table(rows, columns, empty="no tasks")
     if len(tasks) == limit:
-        click.echo(f"the newest {limit} attempts; more: --limit N", err=True)
+        echo(f"the newest {limit} attempts; more: --limit N", err=True)
 
 
 def counted(tasks: list[Row]) -> list[Row]:

@@ -8,7 +8,8 @@ import click
 
 from stoker.cli.ids import Id, resolve_id
 from stoker.cli.options import cluster_options, http_client
-from stoker.cli.output import clock, duration, heading, print_json, print_prose, state
+from stoker.cli.output import clock, duration, echo, heading, print_json, print_prose, state
+from stoker.runtime.process.terminal import printable
 
 if TYPE_CHECKING:
     from stoker_wire.messages.events import Story
@@ -43,25 +44,25 @@ def story(id_: str, limit: int, address: str | None, token: str | None, as_json:
 
 def print_story(told: Story) -> None:
     """Print each line with its time and how long after the one before it came."""
-    name = f" ({told.name})" if told.name else ""
-    click.echo(f"{told.kind} {heading(told.id)}{name} is {state(told.state)}")
+    name = f" ({printable(told.name)})" if told.name else ""
+    echo(f"{told.kind} {heading(told.id)}{name} is {state(told.state)}")
     if told.since_s is not None:
-        click.echo(f"  events before {clock(told.since_s)} have left by retention")
+        echo(f"  events before {clock(told.since_s)} have left by retention")
     if told.more:
-        click.echo("  older lines are left out: see more with --limit")
+        echo("  older lines are left out: see more with --limit")
     day, before_s = "", None
     for line in told.lines:
         date, at = clock(line.at_s).split()
         if date != day:
             day = date
-            click.echo(f"  {date}")
+            echo(f"  {date}")
         passed = "" if before_s is None else f"+{duration(max(0.0, line.at_s - before_s))}"
         before_s = line.at_s
         print_prose(line.text, label=f"{at}.{_milliseconds(line.at_s)} {passed:>8}")
         if line.why:
             print_prose(line.why, label=BECAUSE, indent=" " * 10)
     if not told.lines:
-        click.echo("  nothing is known of it any more")
+        echo("  nothing is known of it any more")
 
 
 def _milliseconds(at_s: float) -> str:

@@ -13,6 +13,7 @@ from stoker.cli.output import (
     ago,
     clock,
     duration,
+    echo,
     heading,
     plural,
     print_json,
@@ -120,7 +121,7 @@ def print_explanation(id_: str, explanation: Explanation) -> None:
     """Print what binds, what would help, who holds what is wanted, each node's verdict, the events."""
     waited = f" for {duration(explanation.waited_s)}" if explanation.waited_s else ""
     phase = f" ({explanation.phase})" if explanation.phase else ""
-    click.echo(f"{heading(id_)} is {state(explanation.state)}{waited}{phase}")
+    echo(f"{heading(id_)} is {state(explanation.state)}{waited}{phase}")
     if explanation.constraint is not None:
         print_prose(explanation.constraint.text, label=f"{explanation.constraint.kind}:")
     # Of what has ended the summary may say no more than the line above.
@@ -130,26 +131,26 @@ def print_explanation(id_: str, explanation: Explanation) -> None:
     ):
         print_prose(explanation.summary)
     if explanation.demand is not None and explanation.demand.resources:
-        click.echo(f"  asks for {resources(explanation.demand.resources)}")
+        echo(f"  asks for {resources(explanation.demand.resources)}")
     if explanation.queue_position is not None and "ahead in the queue" not in explanation.summary:
-        click.echo(f"  {explanation.queue_position} ahead of it in the queue")
+        echo(f"  {explanation.queue_position} ahead of it in the queue")
     for remedy in explanation.remedies:
         print_prose(remedy.text, label=TO_CHANGE)
     if explanation.remedy and not explanation.remedies:
         print_prose(explanation.remedy, label=TO_CHANGE)
     if explanation.holders:
-        click.echo(f"\n{heading('Who holds what it wants')}")
+        echo(f"\n{heading('Who holds what it wants')}")
         print_holders(explanation.holders)
     if explanation.waiting:
-        click.echo(f"\n{heading('Waiting')}")
+        echo(f"\n{heading('Waiting')}")
         print_groups(explanation.waiting)
     if explanation.verdicts:
-        click.echo()
+        echo()
         print_verdicts(explanation.verdicts)
     if explanation.events:
-        click.echo()
+        echo()
         for event in explanation.events:
-            click.echo(f"  {clock(event.at_s)}  {event.kind:<20} {event.subject}")
+            echo(f"  {clock(event.at_s)}  {event.kind:<20} {event.subject}")
 
 
 def print_verdicts(verdicts: Iterable[Verdict]) -> None:
@@ -187,11 +188,11 @@ def _until(holder: Holder) -> str:
 def print_queue(queue: QueueExplanation) -> None:
     """Print what a queue has and what binds it, then who waits in it."""
     usage = queue.usage
-    click.echo(f"queue {heading(queue.name)}" + (" is stopped" if queue.stopped else ""))
+    echo(f"queue {heading(queue.name)}" + (" is stopped" if queue.stopped else ""))
     for limit in queue.limits:
         print_prose(limit, label="binding:")
     share = f"{usage.share:.0%} of the cluster, can claim {usage.entitled:.0%}"
-    click.echo(f"  has {resources(usage.used)} in {plural(usage.leases, 'lease')} ({share})")
+    echo(f"  has {resources(usage.used)} in {plural(usage.leases, 'lease')} ({share})")
     for label, amounts in (
         ("quota", queue.quota),
         ("limit", queue.limit),
@@ -199,8 +200,8 @@ def print_queue(queue: QueueExplanation) -> None:
         ("lent", queue.lent),
     ):
         if amounts:
-            click.echo(f"  {label}: {resources(amounts)}")
-    click.echo(f"\n{heading('Waiting')}: {plural(queue.waiting_count, 'request')}")
+            echo(f"  {label}: {resources(amounts)}")
+    echo(f"\n{heading('Waiting')}: {plural(queue.waiting_count, 'request')}")
     rows = [
         {
             "position": str(one.position),
@@ -231,4 +232,4 @@ def print_groups(groups: Iterable[WaitingGroup]) -> None:
             shown.add(group.remedy)
             print_prose(group.remedy, label=TO_CHANGE, indent="      ")
         if group.example_id:
-            click.echo(f"      more: stoker explain {group.example_id}")
+            echo(f"      more: stoker explain {group.example_id}")

@@ -9,6 +9,7 @@ import click
 
 from stoker.cli.ids import Id, resolve_id
 from stoker.cli.options import Amounts, cluster_options, http_client
+from stoker.cli.output import echo, print_json
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -63,7 +64,6 @@ def create(
 
     It belongs to no job: programs use it by its name, `stoker.get_placement_group(NAME, NAMESPACE)`.
     """
-    from stoker.cli.output import print_json
     from stoker_wire.ids import Prefix, new_id
     from stoker_wire.messages.groups import (
         Bundle,
@@ -88,7 +88,7 @@ def create(
     if as_json:
         print_json(group)
     else:
-        click.echo(group.group_id)
+        echo(group.group_id)
 
 
 @placement_group.command("remove")
@@ -99,7 +99,6 @@ def remove(id_: str, address: str | None, token: str | None, as_json: bool) -> N
 
     The beginning of an id will do if no other begins so.
     """
-    from stoker.cli.output import print_json
     from stoker_wire.messages.groups import PlacementGroup
 
     client = http_client(address, token)
@@ -108,4 +107,4 @@ def remove(id_: str, address: str | None, token: str | None, as_json: bool) -> N
     if as_json:
         print_json(group)
     else:
-        click.echo(f"{group.group_id} is {group.state}")
+        echo(f"{group.group_id} is {group.state}")

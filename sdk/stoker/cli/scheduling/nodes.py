@@ -9,6 +9,7 @@ import click
 
 from stoker.cli.ids import Id, resolve_id
 from stoker.cli.options import cluster_options, http_client
+from stoker.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from stoker.runtime.net.http import HttpClient
@@ -86,11 +87,9 @@ def drain(
         return
     status = _wait_for_drain(client, record.node_id, quiet=as_json)
     if as_json:
-        from stoker.cli.output import print_json
-
         print_json(status)
     else:
-        click.echo(status.summary)
+        echo(status.summary)
     if status.state != "DRAINED":
         raise SystemExit(1)
 
@@ -105,7 +104,7 @@ def _wait_for_drain(client: HttpClient, node_id: str, *, quiet: bool) -> DrainSt
             return status
         if status.summary != shown and not quiet:
             shown = status.summary
-            click.echo(shown)
+            echo(shown)
         time.sleep(_POLL_S)
 
 
@@ -142,15 +141,13 @@ def release_gpu(
     One whose memory was not free comes back by itself once it is; after an error of the GPU it is for you to
     say. Processes that still have memory on it no longer count.
     """
-    from stoker.cli.output import print_json
-
     client = http_client(address, token)
     node_id = resolve_id(client, node_id)
     client.call("POST", f"/v1/nodes/{node_id}/gpus/{index}/release")
     if as_json:
         print_json({"node_id": node_id, "index": index})
     else:
-        click.echo(f"GPU {index} of {node_id} is back in use")
+        echo(f"GPU {index} of {node_id} is back in use")
 
 
 def _post(client: HttpClient, node_id: str, what: str, body: object) -> Node:
@@ -161,9 +158,7 @@ def _post(client: HttpClient, node_id: str, what: str, body: object) -> Node:
 
 
 def _show(record: Node, text: str, as_json: bool) -> None:
-    from stoker.cli.output import print_json
-
     if as_json:
         print_json(record)
     else:
-        click.echo(f"{record.node_id} ({record.hostname}): {text}")
+        echo(f"{record.node_id} ({record.hostname}): {text}")

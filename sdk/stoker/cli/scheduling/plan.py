@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli.options import Amounts, cluster_options, http_client, pairs
-from stoker.cli.output import heading, plural, print_json, print_prose
+from stoker.cli.output import echo, heading, plural, print_json, print_prose
 from stoker.cli.scheduling.explain import TO_CHANGE, print_holders, print_verdicts
 
 if TYPE_CHECKING:
@@ -103,12 +103,10 @@ def print_placement(title: str, planned: PlannedLease) -> None:
         where = f" on {plural(len({one.node_id for one in planned.bundles}), 'node')}"
     gpus = ", ".join(f"{index}" for index in planned.gpus)
     then = " once the leases below have ended, then starts" if planned.victims else ""
-    click.echo(
-        f"{heading(title)} {planned.outcome}{then}{where}" + (f" (GPU {gpus})" if gpus else "")
-    )
+    echo(f"{heading(title)} {planned.outcome}{then}{where}" + (f" (GPU {gpus})" if gpus else ""))
     for one in planned.bundles:
         devices = f", GPU {', '.join(map(str, one.gpus))}" if one.gpus else ""
-        click.echo(f"  bundle {one.bundle}: {one.node_id}{devices}")
+        echo(f"  bundle {one.bundle}: {one.node_id}{devices}")
     if planned.reason:
         print_prose(planned.reason)
     for remedy in planned.remedies:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.options import Amounts, cluster_options, http_client
+from stoker.cli.output import echo, print_json, print_table, resources
 from stoker_wire.amounts import parse_amount
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def delete(name: str, address: str | None, token: str | None, as_json: bool) -> 
     if as_json:
         _print(removed, as_json)
     else:
-        click.echo(f"queue {removed.name} is removed")
+        echo(f"queue {removed.name} is removed")
 
 
 @queue.command("apply")
@@ -146,7 +147,6 @@ def apply(file: str, force: bool, address: str | None, token: str | None, as_jso
     weight = 3
     quota = {GPU = 8, memory = "64GiB"}
     """
-    from stoker.cli.output import print_json
     from stoker_wire.messages.queues import SetQueues, SetQueuesReply
 
     body = SetQueues(queues=tuple(read_queues(file)), force=force)
@@ -156,7 +156,7 @@ def apply(file: str, force: bool, address: str | None, token: str | None, as_jso
         return
     for verb in ("created", "changed", "removed"):
         for name in getattr(reply, verb):
-            click.echo(f"queue {name} is {verb}")
+            echo(f"queue {name} is {verb}")
 
 
 def read_queues(file: str) -> list[Any]:
@@ -205,7 +205,6 @@ def _amounts(table: Mapping[str, Any]) -> dict[str, Any]:
 @cluster_options
 def list_(address: str | None, token: str | None, as_json: bool) -> None:
     """List queues: what each may have, has and waits for."""
-    from stoker.cli.output import print_json, print_table, resources
     from stoker.cli.tables import Column
     from stoker_wire.messages.control import Page
     from stoker_wire.messages.queues import DEFAULT_QUEUE, Queue, QueueUsage
@@ -273,9 +272,7 @@ def _path(name: str) -> str:
 
 
 def _print(made: Any, as_json: bool) -> None:
-    from stoker.cli.output import print_json
-
     if as_json:
         print_json(made)
     else:
-        click.echo(f"queue {made.name}" + (" is stopped" if made.stopped else ""))
+        echo(f"queue {made.name}" + (" is stopped" if made.stopped else ""))

@@ -8,6 +8,7 @@ import click
 
 from stoker.cli.job import submission_of, submission_options
 from stoker.cli.options import cluster_options, job_client
+from stoker.cli.output import ago, clock, echo, in_, print_json, print_table
 
 if TYPE_CHECKING:
     from stoker_wire.messages.schedules import Schedule
@@ -96,7 +97,6 @@ def list_(address: str | None, token: str | None, as_json: bool) -> None:
     """List schedules: their times, and how their runs went."""
     import msgspec
 
-    from stoker.cli.output import ago, in_, print_json, print_table
     from stoker.cli.tables import Column
 
     found = job_client(address, token).list_schedules()
@@ -122,14 +122,12 @@ def list_(address: str | None, token: str | None, as_json: bool) -> None:
 @click.argument("name")
 def get(name: str, address: str | None, token: str | None, as_json: bool) -> None:
     """Show a schedule: when it runs next, and why its latest run was skipped."""
-    from stoker.cli.output import ago, clock, in_, print_json
-
     found = job_client(address, token).get_schedule(name)
     if as_json:
         print_json(found)
         return
     when = f"{in_(found.next_at_s)}, at {clock(found.next_at_s)} here"
-    click.echo(f"{found.name}  {'paused' if found.paused else when}")
+    echo(f"{found.name}  {'paused' if found.paused else when}")
     for label, text in (
         ("entrypoint", found.job.entrypoint),
         ("cron", f"{found.cron} ({found.time_zone})"),
@@ -140,7 +138,7 @@ def get(name: str, address: str | None, token: str | None, as_json: bool) -> Non
         ("message", found.message),
     ):
         if text:
-            click.echo(f"  {label:<13}{text}")
+            echo(f"  {label:<13}{text}")
 
 
 @schedule.command("pause")
@@ -168,15 +166,13 @@ def delete(name: str, address: str | None, token: str | None, as_json: bool) -> 
     if as_json:
         _print(removed, as_json)
     else:
-        click.echo(f"schedule {removed.name} is deleted")
+        echo(f"schedule {removed.name} is deleted")
 
 
 def _print(made: Schedule, as_json: bool) -> None:
-    from stoker.cli.output import clock, in_, print_json
-
     if as_json:
         print_json(made)
     elif made.paused:
-        click.echo(f"schedule {made.name} is paused")
+        echo(f"schedule {made.name} is paused")
     else:
-        click.echo(f"schedule {made.name} runs {in_(made.next_at_s)}, at {clock(made.next_at_s)}")
+        echo(f"schedule {made.name} runs {in_(made.next_at_s)}, at {clock(made.next_at_s)}")

@@ -14,6 +14,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from stoker.runtime.process.terminal import line_of, speaker
 from stoker_wire.messages.control import LogStream
 
 if TYPE_CHECKING:
@@ -49,13 +50,9 @@ class Printer:
             # The stream of this moment: programs and notebooks put others in its place.
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream = getattr(sys, name)
-                stream.write(f"{_prefix(line, is_terminal=stream.isatty())} {line.text}\n")
+                shown = line_of(speaker(line), line.text, is_terminal=stream.isatty())
+                stream.write(f"{shown}\n")
             if self._lines.empty():
                 for stream in (sys.stdout, sys.stderr):
                     with contextlib.suppress(OSError, ValueError, AttributeError):
                         stream.flush()
-
-
-def _prefix(line: LogLine, *, is_terminal: bool) -> str:
-    who = f"({line.name or 'worker'} pid={line.pid})" if line.worker_id else f"({line.name})"
-    return f"\x1b[36m{who}\x1b[0m" if is_terminal else who

@@ -21,7 +21,11 @@ from msgspec.structs import replace
 
 from stoker.exceptions import UnavailableError
 from stoker_wire.data.channel import PATH, Channel, accept, connect, usable_path
+from stoker_wire.errors import ForbiddenError
 from stoker_wire.http import auth
+from stoker_wire.http.problems import problem_response
+from stoker_wire.http.server.site_guard import SiteGuard
+from stoker_wire.http.server.unix_socket import private_socket
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.control import ReviewChannel
 from stoker_wire.messages.data import DataMessage
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.messages.cluster import Lease
+    from stoker_wire.settings import Settings
 
 Review = Callable[[ReviewChannel], Awaitable[bool]]
 OnMessages = Callable[[Channel, list[DataMessage]], None]
@@ -53,9 +58,11 @@ class _Job(Protocol):
 class Channels:
     """All open channels of this process, by peer id."""
 
-    def __init__(self, identity: Identity, io: IoThread) -> None:
+    def __init__(self, identity: Identity, io: IoThread, settings: Settings) -> None:
         self._identity = identity
         self._io = io
+        self._site = SiteGuard(settings)
+        self._site.listens_on(identity.tcp_host)
         self._tcp: socket.socket | None = None
         self.address = Address(
             identity.peer_id,
@@ -93,7 +100,7 @@ class Channels:
         self._job, self._review = job, review
         self._on_messages, self._on_lost = on_messages, on_lost
         socket_path = self._identity.socket_path
-        app = web.Application(client_max_size=64 << 20)
+        app = web.Application(client_max_size=64 << 20, middlewares=[self._keep_pages_out])
         app.router.add_get(PATH, self._accept)
         for (method, path), handler in routes.items():
             app.router.add_route(method, path, self._guarded(handler))
@@ -101,9 +108,7 @@ class Channels:
         await self._runner.setup()
         if socket_path:
             Path(socket_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(socket_path)
-            await web.UnixSite(self._runner, socket_path).start()
+            await web.SockSite(self._runner, private_socket(socket_path)).start()
         if self._tcp is not None:
             await web.SockSite(self._runner, self._tcp).start()
 
@@ -118,6 +123,9 @@ class Channels:
         await self.close_channels()
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._identity.socket_path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._identity.socket_path)
 
     def open_channel(self, peer_id: str) -> Channel | None:
         """Return the open channel to a peer, or None."""
@@ -187,6 +195,15 @@ class Channels:
         if self._channels.get(channel.peer.peer_id) is channel:
             del self._channels[channel.peer.peer_id]
         self._on_lost(channel)
+
+    @web.middleware
+    async def _keep_pages_out(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            self._site.check(request.headers)
+        except ForbiddenError as error:
+            status, content_type, body = problem_response(error)
+            return web.Response(status=status, content_type=content_type, body=body)
+        return await handler(request)
 
     def _guarded(self, handler: Handler) -> Handler:
         """Return a handler for the nodelet, which has the token that it gave this process at its start."""

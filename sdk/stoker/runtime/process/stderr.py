@@ -10,6 +10,8 @@ import contextvars
 import sys
 import threading
 
+from stoker.runtime.process.terminal import clean
+
 
 def write_soon(text: str) -> None:
     """Write to stderr from a thread, so that the caller need not wait.
@@ -26,5 +28,5 @@ def write_soon(text: str) -> None:
 def write_now(text: str) -> None:
     """Write to stderr, if it can be written to."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(text)
+        sys.stderr.write(clean(text))
         sys.stderr.flush()

@@ -79,7 +79,7 @@ def main(boot: WorkerBoot) -> None:
     )
     runtime = Runtime(identity, Settings.from_env(), job_id=boot.job_id)
     set_runtime(runtime)
-    mark_output()
+    mark_output(boot.mark_key)
     worker = _Worker(runtime)
     runtime.start(
         {

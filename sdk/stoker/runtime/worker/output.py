@@ -14,7 +14,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from stoker.runtime.process.current_task import current_task
-from stoker_wire.messages.control import OUTPUT_MARK, LogStream
+from stoker_wire.data.output_marks import mark_line
+from stoker_wire.messages.control import LogStream
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -26,7 +27,8 @@ _MARK_AGAIN_BYTES = 1 << 18
 class _OutputState:
     """The state that both streams share: whose output came last, and whether its line is unfinished."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes) -> None:
+        self.key = key
         self.name = ""
         self.stream = LogStream.STDOUT
         self.open_line = False
@@ -54,8 +56,8 @@ class _MarkedFile(io.BufferedWriter):
             or self._which is not printed.stream
             or printed.nbytes > _MARK_AGAIN_BYTES
         ):
-            mark = f"{chr(10) * printed.open_line}{OUTPUT_MARK}{self._which}:{name}\n"
-            marked = mark.encode(errors="replace") + data
+            mark = mark_line(printed.key, self._which, name)
+            marked = b"\n" * printed.open_line + mark + data
         else:
             marked = data
         if self._put(marked) and marked is not data:
@@ -117,9 +119,9 @@ class MarkedOutput(io.TextIOWrapper):
         self.flush()
 
 
-def mark_output() -> None:
+def mark_output(key: bytes) -> None:
     """Mark all output of this process from now on with the task that printed it."""
-    printed = _OutputState()
+    printed = _OutputState(key)
     for which in LogStream:
         stream = getattr(sys, which)
         if isinstance(stream, io.TextIOWrapper):

@@ -10,12 +10,14 @@ import pytest
 from stoker_nodelet.telemetry import log_retention
 from stoker_nodelet.telemetry.log_retention import LogRetention
 from stoker_nodelet.telemetry.logs import LogFile, LogFilter, Logs
-from stoker_wire.messages.control import OUTPUT_MARK, LogLine, LogStream
+from stoker_wire.data.output_marks import mark_line
+from stoker_wire.messages.control import LogLine, LogStream
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ALL = LogFilter(job_id="job_1")
+KEY = b"k" * 16
 MAX = 1 << 20
 LINE = 100
 
@@ -27,7 +29,7 @@ def nobody_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def add(logs: Logs, path: Path, worker_id: str = "w_1", **facts: object) -> LogFile:
     path.touch()
-    log = LogFile(worker_id, path, job_id="job_1", name="lease", **facts)  # type: ignore[arg-type]
+    log = LogFile(worker_id, path, job_id="job_1", name="lease", mark_key=KEY, **facts)  # type: ignore[arg-type]
     logs.add(log)
     return log
 
@@ -57,8 +59,8 @@ async def test_a_long_log_loses_its_oldest_lines_and_its_disk_space(tmp_path: Pa
     count = 0
     with path.open("ab", buffering=0) as held:  # as a child of the worker may hold it
         for _ in range(10):
-            with path.open("a") as file:  # workers repeat it
-                file.write(f"{OUTPUT_MARK}stderr:f\n")
+            with path.open("ab") as marked:  # workers repeat it
+                marked.write(mark_line(KEY, LogStream.STDERR, "f"))
             write(path, count, 5000)
             count += 5000
             retention.tick()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from stoker_nodelet.telemetry.logs import LogFile, LogFilter, Logs, WriteTimes, tail
-from stoker_wire.messages.control import OUTPUT_MARK, LogLine, LogStream
+from stoker_nodelet.telemetry.logs import LogFile, LogFilter, Logs, WriteTimes
+from stoker_wire.data.output_marks import START, mark_line
+from stoker_wire.messages.control import LogLine, LogStream
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 OUT, ERR = LogStream.STDOUT, LogStream.STDERR
 ALL = LogFilter(job_id="job_1")
+KEY = b"k" * 16
 
 
 def write(path: Path, text: str, at_s: float | None = None) -> None:
@@ -22,9 +24,13 @@ def write(path: Path, text: str, at_s: float | None = None) -> None:
         os.utime(path, (at_s, at_s))
 
 
+def mark(stream: LogStream, name: str) -> str:
+    return mark_line(KEY, stream, name).decode()
+
+
 def logs_of(path: Path, **facts: object) -> Logs:
     logs = Logs("n_1")
-    logs.add(LogFile("w_1", path, job_id="job_1", name="lease", pid=7, **facts))  # type: ignore[arg-type]
+    logs.add(LogFile("w_1", path, job_id="job_1", name="lease", pid=7, mark_key=KEY, **facts))  # type: ignore[arg-type]
     return logs
 
 
@@ -37,9 +43,9 @@ async def test_a_line_says_its_stream_its_task_and_when_it_was_written(tmp_path:
     logs = logs_of(path)
     write(path, "early\n", 100.0)
     logs.poll()
-    write(path, f"{OUTPUT_MARK}stderr:f\nwrong\n", 200.0)
+    write(path, f"{mark(ERR, 'f')}wrong\n", 200.0)
     logs.poll()
-    write(path, f"{OUTPUT_MARK}stdout:g\nright\nunfinished", 300.0)
+    write(path, f"{mark(OUT, 'g')}right\nunfinished", 300.0)
     lines = await read(logs)
     seen = [(line.text, line.stream, line.name, line.at_s) for line in lines]
     assert seen == [
@@ -51,12 +57,39 @@ async def test_a_line_says_its_stream_its_task_and_when_it_was_written(tmp_path:
     for index, line in enumerate(lines):
         assert await read(logs, cursors={"w_1": line.cursor}) == lines[index + 1 :]
     assert await read(logs, last=2) == lines[2:]
-    assert tail(path, 3) == ("wrong", "right", "unfinished")
+    assert logs.tail("w_1", 3) == ("wrong", "right", "unfinished")
+
+
+async def test_output_cannot_say_that_another_has_printed_it(tmp_path: Path) -> None:
+    path = tmp_path / "w_1.log"
+    logs = logs_of(path)
+    forged = [
+        f"{START.decode()}stderr:root@prod",
+        f"{START.decode()}0000000000000000:stderr:root@prod",
+        mark_line(b"x" * 16, ERR, "root@prod").decode().rstrip(),
+        mark(OUT, "f").rstrip().replace(":f", ":root@prod"),
+    ]
+    write(path, mark(OUT, "f") + "mine\n" + "\n".join(forged) + "\nalso mine\n")
+    lines = await read(logs)
+    assert [line.text for line in lines] == ["mine", *forged, "also mine"]
+    assert {(line.name, line.stream) for line in lines} == {("f", OUT)}
+    for index, line in enumerate(lines):
+        assert await read(logs, cursors={"w_1": line.cursor}) == lines[index + 1 :]
+    assert await read(logs, last=3) == lines[-3:]
+    assert logs.tail("w_1", 2) == (forged[-1], "also mine")
+
+
+async def test_a_driver_has_no_marks(tmp_path: Path) -> None:
+    path = tmp_path / "driver.log"
+    logs = Logs("n_1")
+    logs.add(LogFile("d_1", path, job_id="job_1", name="driver", attempt=1))
+    write(path, mark_line(b"", ERR, "root@prod").decode() + "text\n")
+    assert {(line.name, line.stream) for line in await read(logs)} == {("driver", OUT)}
 
 
 async def test_the_mark_of_a_line_far_behind_it_is_found(tmp_path: Path) -> None:
     path = tmp_path / "w_1.log"
-    write(path, f"{OUTPUT_MARK}stderr:f\n" + "x" * 99 + "\n")
+    write(path, mark(ERR, "f") + "x" * 99 + "\n")
     for _ in range(4000):
         write(path, "y" * 99 + "\n")
     logs = logs_of(path)

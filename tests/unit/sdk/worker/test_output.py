@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stoker.runtime.worker.output import MarkedOutput, _OutputState
+from stoker_wire.data.output_marks import read_mark
 from stoker_wire.messages.control import LogStream
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def test_what_a_full_disk_did_not_take_is_counted_and_said_later(
 
     monkeypatch.setattr("stoker.runtime.worker.output.os.write", writes)
     with path.open("wb") as file:
-        output = MarkedOutput(file.fileno(), LogStream.STDOUT, _OutputState())
+        output = MarkedOutput(file.fileno(), LogStream.STDOUT, _OutputState(b"k" * 16))
         output.write("before\n")
         is_full = True
         output.write("12345678\n")
@@ -43,6 +44,24 @@ def test_what_a_full_disk_did_not_take_is_counted_and_said_later(
     assert "[11 bytes of output were lost: the disk was full]" in lines
 
 
+def test_only_the_key_of_the_worker_reads_its_marks(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        printed = _OutputState(b"k" * 16)
+        out = MarkedOutput(file.fileno(), LogStream.STDOUT, printed)
+        err = MarkedOutput(file.fileno(), LogStream.STDERR, printed)
+        out.write("begun")
+        out.flush()
+        err.write("wrong\n")
+        out.detach()
+        err.detach()
+    begun, mark, wrong = path.read_bytes().splitlines()
+    assert (begun, wrong) == (b"begun", b"wrong")
+    assert read_mark(b"k" * 16, mark) == (LogStream.STDERR, "")
+    assert read_mark(b"x" * 16, mark) is None
+    assert b"k" * 16 not in mark
+
+
 def test_other_errors_of_a_log_are_those_of_the_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,7 +70,7 @@ def test_other_errors_of_a_log_are_those_of_the_task(
 
     monkeypatch.setattr("stoker.runtime.worker.output.os.write", broken)
     with (tmp_path / "log").open("wb") as file:
-        output = MarkedOutput(file.fileno(), LogStream.STDOUT, _OutputState())
+        output = MarkedOutput(file.fileno(), LogStream.STDOUT, _OutputState(b"k" * 16))
         with pytest.raises(OSError, match="Input/output error"):
             output.write("x\n")
         monkeypatch.undo()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -67,7 +68,40 @@ def test_find_token_makes_one_on_loopback_only(tmp_path: Path) -> None:
         auth.find_token(settings, host="0.0.0.0")
     made = auth.find_token(settings, host="127.0.0.1")
     assert auth.find_token(settings) == auth.find_token(settings, host="0.0.0.0") == made
-    assert auth.find_token(Settings(token="given"), host="0.0.0.0") == "given"
+    given = Settings(token="given by the user")
+    assert auth.find_token(given, host="0.0.0.0") == given.token
+
+
+def test_a_token_that_can_be_guessed_is_refused_beyond_loopback(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    path.write_text("x" * 15)
+    for short in (Settings(token="x" * 15), Settings(token_file=str(path))):
+        with pytest.raises(OpenBindError, match=r"(?s)15 characters.*at least 16.*openssl rand"):
+            auth.find_token(short, host="10.0.0.1")
+        assert auth.find_token(short, host="127.0.0.1") == auth.find_token(short) == "x" * 15
+    path.write_text("x" * 16)
+    assert auth.find_token(Settings(token_file=str(path)), host="10.0.0.1") == "x" * 16
+
+
+def test_a_token_file_of_another_user_is_refused_with_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "token"
+    path.touch(mode=0o600)
+    path.write_text("chosen by another")
+    me = path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1000)
+    if me != 0:
+        with pytest.raises(
+            StartError, match=f"(?s)another user.*uid {me}.*chown {me + 1000} {path}"
+        ):
+            auth.load_token(path)
+        return
+    assert auth.load_token(path) == "chosen by another", "root may read and change all files"
+    os.chown(path, 1001, -1)
+    with pytest.raises(StartError, match=f"(?s)another user.*uid 1001.*chown {me + 1000} {path}"):
+        auth.load_token(path)
 
 
 def test_check_compares_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:

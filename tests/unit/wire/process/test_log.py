@@ -112,3 +112,18 @@ def test_a_terminal_gets_text_in_colour() -> None:
     first, *trace = stream.getvalue().splitlines()
     assert "\x1b[31m" in first and "crashed" in first
     assert trace[-1] == "ValueError: broken"
+
+
+def test_what_is_logged_controls_no_terminal_and_no_field_is_a_line() -> None:
+    terminal = Terminal()
+    log.configure("info", stream=terminal)
+    name = "job\x1b]0;owned\x07\x9b2J\rend\n2026 [info] a line"
+    logger = log.service_logger("gcs")
+    try:
+        raise ValueError(name)
+    except ValueError:
+        logger.exception("%s failed", name, extra={"job": name})
+    text = terminal.getvalue()
+    assert not any(mark in text for mark in ("\x1b]", "\x07", "\x9b", "\r"))
+    assert "\\x1b]0;owned\\x07\\x9b2J\\x0dend" in text
+    assert "end\\n2026 [info] a line" in text

@@ -13,7 +13,6 @@ import contextlib
 import errno
 import logging
 import os
-import socket
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,7 @@ from stoker_wire.http.server.request import BoundRoute, Handler, Reply, Request,
 from stoker_wire.http.server.request_guard import RequestGuard, outward_address
 from stoker_wire.http.server.routes import Route, WebSocketRoute
 from stoker_wire.http.server.tokens import TokenSigner
+from stoker_wire.http.server.unix_socket import private_socket
 from stoker_wire.http.server.watch import bytes_response, stream_response, watch_response
 from stoker_wire.messages.control import ListQuery, Page
 from stoker_wire.process import log
@@ -328,17 +328,10 @@ class Service:
             raise StartError(
                 f"the socket path {path} is longer than 107 bytes\nset STOKER_SESSION_ROOT shorter"
             )
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-        listener = socket.socket(socket.AF_UNIX)
-        before = os.umask(0o177)
         try:
-            listener.bind(path)
+            listener = private_socket(path)
         except OSError as error:
-            listener.close()
             raise StartError(f"{self.name} cannot listen on {path}\n{error}") from None
-        finally:
-            os.umask(before)
         await web.SockSite(runner, listener, backlog=1024).start()
 
     # Routes that every service has

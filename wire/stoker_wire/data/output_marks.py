@@ -1,0 +1,39 @@
+"""Marks in a worker's log: from here on it is this task's output, to this stream.
+
+The worker writes them (``stoker.runtime.worker.output``), its nodelet reads them. Each is authenticated by
+a key that the nodelet gives to that worker alone and that no file holds, so that nothing that is printed, by
+a task or by a program that it starts, passes for a mark. A copied one says only what the worker itself has
+said. Code inside the worker can find the key: the name is its job's word, the process id the node's.
+"""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import blake2b
+
+from stoker_wire.messages.control import LogStream
+
+START = b"\x1estoker:"
+KEY_BYTES = 16
+_DIGEST_BYTES = 8
+
+
+def mark_line(key: bytes, stream: LogStream, name: str) -> bytes:
+    """Return the line that marks what follows as printed by ``name`` ('': what the lease names)."""
+    said = f"{stream}:{name}".replace("\n", " ").encode(errors="replace")
+    return b"%b%b:%b\n" % (START, _digest(key, said), said)
+
+
+def read_mark(key: bytes, line: bytes) -> tuple[LogStream, str] | None:
+    """Return the stream and the name of a mark; None for any other line, and for one of another key."""
+    if not line.startswith(START) or not key:
+        return None
+    digest, _, said = line.removeprefix(START).removesuffix(b"\n").partition(b":")
+    if not hmac.compare_digest(digest, _digest(key, said)):
+        return None
+    stream, _, name = said.decode(errors="replace").partition(":")
+    return LogStream(stream), name
+
+
+def _digest(key: bytes, said: bytes) -> bytes:
+    return blake2b(said, key=key, digest_size=_DIGEST_BYTES).hexdigest().encode()
