@@ -37,6 +37,7 @@ from stoker_wire.suggestions import suggestion
 from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, check_protocol, is_newer
 
 if TYPE_CHECKING:
+    from stoker_wire.http.server.connections import Connections
     from stoker_wire.http.server.request_guard import RequestGuard
     from stoker_wire.process.metrics import Metrics
     from stoker_wire.process.pauses import Pauses
@@ -57,6 +58,7 @@ class Dispatcher:
         settings: Settings,
         *,
         guard: RequestGuard,
+        connections: Connections,
         idempotency: IdempotencyStore,
         metrics: Metrics,
         log: logging.Logger,
@@ -64,6 +66,7 @@ class Dispatcher:
         self.name = name
         self.settings = settings
         self.guard = guard
+        self.connections = connections
         self.idempotency = idempotency
         self.metrics = metrics
         self.log = log
@@ -101,6 +104,8 @@ class Dispatcher:
         status = 499
         try:
             principal = await self.guard.check(http.headers, http.path)
+            if principal:
+                self.connections.proved(http.protocol)
             if route is None:
                 response = await handler(http)
             else:

@@ -30,6 +30,7 @@ from stoker_wire.errors import (
     StartError,
 )
 from stoker_wire.http.codec import JSON, encode_json
+from stoker_wire.http.server.connections import Connections
 from stoker_wire.http.server.dispatch import Dispatcher, Endpoint
 from stoker_wire.http.server.idempotency import IdempotencyStore, MemoryStore
 from stoker_wire.http.server.request import BoundRoute, Handler, Reply, Request, SocketHandler
@@ -103,10 +104,12 @@ class Service:
         self.log = log.service_logger(name)
         self.routes: list[BoundRoute] = []
         self.guard = RequestGuard(settings, token, authenticator)
+        self.connections = Connections(settings.unproven_connections, settings.unproven_s)
         self.dispatcher = Dispatcher(
             name,
             settings,
             guard=self.guard,
+            connections=self.connections,
             idempotency=idempotency or MemoryStore(),
             metrics=self.metrics,
             log=self.log,
@@ -116,7 +119,9 @@ class Service:
 
         @web.middleware
         async def answer(request: web.Request, handler: Endpoint) -> web.StreamResponse:
-            return await self.dispatcher.answer(request, handler)
+            response = await self.dispatcher.answer(request, handler)
+            self.connections.answered(request.protocol, response)
+            return response
 
         self._app = web.Application(middlewares=[answer])
         self._app.on_response_prepare.append(self.dispatcher.sign)
@@ -260,6 +265,7 @@ class Service:
         )
         self.guard.listens_on(host)
         await self._runner.setup()
+        self.connections.watch(self._runner.server)
         try:
             if unix_path is not None:
                 self.unix_path = os.fspath(unix_path)
