@@ -261,7 +261,11 @@ class Service:
         PortInUseError and StartError name the fix.
         """
         self._runner = web.AppRunner(
-            self._app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=75.0
+            self._app,
+            access_log=None,
+            shutdown_timeout=1.0,
+            keepalive_timeout=75.0,
+            auto_decompress=False,
         )
         self.guard.listens_on(host)
         await self._runner.setup()
