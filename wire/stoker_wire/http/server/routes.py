@@ -11,6 +11,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+MAX_MSG_NBYTES = 1 << 16
+"""The largest message of a WebSocket, where its route names no other limit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -41,7 +44,7 @@ class Route:
 class WebSocketRoute:
     """One WebSocket route: ``handler(owner, request, socket)`` runs until the connection ends.
 
-    ``max_msg_bytes`` 0 means no limit. The socket is closed when the service stops.
+    A message of more than ``max_msg_bytes`` ends it, and so does the stop of the service.
     """
 
     path: str
@@ -49,6 +52,6 @@ class WebSocketRoute:
     _: KW_ONLY
     summary: str
     query: Any = None
-    max_msg_bytes: int = 0
+    max_msg_bytes: int = MAX_MSG_NBYTES
     heartbeat_s: float | None = 15.0
     before_ready: bool = False

@@ -35,7 +35,7 @@ from stoker_wire.http.server.dispatch import Dispatcher, Endpoint
 from stoker_wire.http.server.idempotency import IdempotencyStore, MemoryStore
 from stoker_wire.http.server.request import BoundRoute, Handler, Reply, Request, SocketHandler
 from stoker_wire.http.server.request_guard import RequestGuard, outward_address
-from stoker_wire.http.server.routes import Route, WebSocketRoute
+from stoker_wire.http.server.routes import MAX_MSG_NBYTES, Route, WebSocketRoute
 from stoker_wire.http.server.watch import bytes_response, stream_response, watch_response
 from stoker_wire.messages.control import ListQuery, Page
 from stoker_wire.process import log
@@ -191,18 +191,20 @@ class Service:
         *,
         summary: str,
         query: Any = None,
-        max_msg_bytes: int = 0,
+        max_msg_bytes: int = MAX_MSG_NBYTES,
         heartbeat_s: float | None = 15.0,
         before_ready: bool = False,
     ) -> None:
         """Register a WebSocket route: ``handler(req, ws)`` runs until the connection ends.
 
-        ``max_msg_bytes`` 0 means no limit. The socket is closed when the service stops.
+        A message of more than ``max_msg_bytes`` ends it, and so does the stop of the service.
         """
+        if max_msg_bytes <= 0:
+            raise InternalError(f"{path} has no limit of messages")  # aiohttp takes 0 for none
 
         async def accept(req: Request) -> web.StreamResponse:
             ws = web.WebSocketResponse(
-                max_msg_size=max_msg_bytes, heartbeat=heartbeat_s, compress=False
+                max_msg_size=max_msg_bytes + 1, heartbeat=heartbeat_s, compress=False
             )
             await ws.prepare(req.http)
             await handler(req, ws)
