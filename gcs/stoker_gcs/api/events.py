@@ -67,7 +67,8 @@ async def _page(state: StateStore, query: EventQuery) -> Page[Event]:
     """
     matches = event_filter(query.kind, query.subject)
     last, first = state.log.last, max(query.since, state.log.compacted)
-    if query.cursor and not (query.cursor.isascii() and query.cursor.isdecimal()):
+    given = query.cursor
+    if given and not (given.isascii() and given.isdecimal() and len(given) < 19):
         raise bad_cursor(query.cursor)
     backwards = query.order is Order.DESC
     at = int(query.cursor) if query.cursor else (last + 1 if backwards else first)

@@ -69,7 +69,7 @@ def steps_to(
 ) -> tuple[str, list[str]]:
     """Return what a msgspec error says, without its path, and the steps of that path in ``document``.
 
-    ``[...]`` in it (some member of a mapping) is found by trying each alone.
+    ``[...]`` in it (some member of a mapping) is found by trying some of them.
     """
     path = _PATH.search(text)
     if path is None:
@@ -87,6 +87,8 @@ def _steps(path: str, document: object, type_: Any, text: str, lax: bool) -> lis
             key = _culprit(document, steps, at, type_, text, lax)
             if key is None:
                 break
+            # Alone, so that no other member with the same fault is taken for it below.
+            document = _with(document, steps, {key: at[key]})
             steps.append(str(key))
             at = at[key]
             continue
@@ -102,14 +104,24 @@ def _steps(path: str, document: object, type_: Any, text: str, lax: bool) -> lis
 def _culprit(
     document: object, steps: list[str], mapping: Mapping[Any, Any], type_: Any, text: str, lax: bool
 ) -> Any:
-    for key in list(mapping)[:1000]:
-        alone = _with(document, steps, {key: mapping[key]})
+    """Return the first key whose member raises ``text``, by halves: each try is a whole conversion."""
+
+    def fails(count: int) -> bool:
+        some = _with(document, steps, {key: mapping[key] for key in keys[:count]})
         try:
-            msgspec.convert(alone, type_, strict=not lax)
+            msgspec.convert(some, type_, strict=not lax)
         except msgspec.ValidationError as error:
-            if str(error) == text:
-                return key
-    return None
+            return str(error) == text
+        return False
+
+    keys = list(mapping)
+    good, bad = 0, len(keys)
+    if not fails(bad):
+        return None
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (good, middle) if fails(middle) else (middle, bad)
+    return keys[good]
 
 
 def _with(document: Any, steps: list[str], value: object) -> Any:

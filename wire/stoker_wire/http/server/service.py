@@ -23,6 +23,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from stoker_wire.errors import (
+    BadRequestError,
     InternalError,
     NotReadyError,
     OpenBindError,
@@ -206,7 +207,12 @@ class Service:
             ws = web.WebSocketResponse(
                 max_msg_size=max_msg_bytes + 1, heartbeat=heartbeat_s, compress=False
             )
-            await ws.prepare(req.http)
+            try:
+                await ws.prepare(req.http)
+            except ValueError:  # of a key with other letters than those of base64
+                raise BadRequestError(
+                    "the key of the WebSocket's handshake is none", field="Sec-WebSocket-Key"
+                ) from None
             await handler(req, ws)
             if not ws.closed:
                 await ws.close()
