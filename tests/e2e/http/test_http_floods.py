@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e._cluster import head, http
+import stoker
+from tests.e2e._cluster import WAIT_S, embedded, head, http
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 
 FILES = resource.RLIMIT_NOFILE
 IDLE = 1100
+FEW = 256
 DEAD_AFTER_S = 2.0
+
+
+@stoker.remote
+def answer() -> int:
+    return 42
 
 
 @pytest.fixture
@@ -57,3 +64,18 @@ def test_a_node_lives_on_while_strangers_hold_more_connections_than_it_has_files
                 peer.sendall(b"GET / HTTP/1.1\r\n")
             first = beat_at_s()
             until(lambda: beat_at_s() > first + DEAD_AFTER_S, 40, "heartbeats go on")
+
+
+def test_a_driver_closes_the_oldest_of_too_many_connections_without_a_token(
+    tmp_path: Path,
+) -> None:
+    with embedded(tmp_path, num_cpus=1), contextlib.ExitStack() as idle:
+        unix = stoker.runtime.current.runtime().channels.address.unix
+        peers = [idle.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(FEW + 10)]
+        for peer in peers:
+            peer.connect(unix)
+            peer.settimeout(WAIT_S)
+        assert [peer.recv(1) for peer in peers[:10]] == [b""] * 10
+        peers[-1].sendall(b"\xff no HTTP\r\n\r\n")
+        assert peers[-1].recv(12) == b"HTTP/1.0 400"
+        assert stoker.get(answer.remote(), timeout=WAIT_S) == 42

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from stoker.exceptions import UnavailableError
 from stoker_wire.data.channel import PATH, Channel, accept, connect, usable_path
 from stoker_wire.http import auth
+from stoker_wire.http.server.connections import Connections
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import DataMessage
 
@@ -68,6 +69,7 @@ class Channels:
         """All channels: both sides may have opened one to the other at the same moment."""
         self._opening: dict[str, asyncio.Future[Channel]] = {}
         self._runner: web.AppRunner | None = None
+        self._connections = Connections()
 
     async def serve(
         self,
@@ -86,6 +88,7 @@ class Channels:
             app.router.add_route(method, path, self._guarded(handler))
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
+        self._connections.watch(self._runner.server)
         if socket_path:
             Path(socket_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
@@ -175,6 +178,7 @@ class Channels:
         async def guarded(request: web.Request) -> web.StreamResponse:
             if not self._is_authorized(request):
                 raise web.HTTPUnauthorized
+            self._connections.proved(request.protocol)
             return await handler(request)
 
         return guarded

@@ -12,6 +12,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from aiohttp.http_exceptions import HttpProcessingError
+
 from stoker_wire.process.open_files import open_files_limit
 
 if TYPE_CHECKING:
@@ -28,10 +30,20 @@ _LATE_S = 1.0
 _WARN_EVERY_S = 60.0
 
 
+def _ours(record: logging.LogRecord) -> bool:
+    """Return whether a log record of aiohttp is about more than bytes of a peer that are no HTTP."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
+# Such bytes are answered with status 400. In the log, each would be a traceback that anybody can cause.
+logging.getLogger("aiohttp.server").addFilter(_ours)
+
+
 class Connections:
     """The unproven connections of a server: at most ``limit``, each for at most ``within_s``."""
 
-    def __init__(self, limit: int, within_s: float) -> None:
+    def __init__(self, limit: int = 256, within_s: float = 10.0) -> None:
         self._limit = limit
         self._within_s = within_s
         # In the order in which they were made, so that the first is the oldest.

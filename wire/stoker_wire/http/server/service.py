@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import os
 import socket
 from dataclasses import fields
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from stoker_wire.errors import (
     BadRequestError,
@@ -61,16 +59,6 @@ __all__ = (
     "stream_response",
     "watch_response",
 )
-
-
-def _ours(record: logging.LogRecord) -> bool:
-    """Return whether a log record of aiohttp is about more than bytes of a peer that are no HTTP."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
-
-
-# Such bytes are answered with status 400. In the log, each would be a traceback that anybody can cause.
-logging.getLogger("aiohttp.server").addFilter(_ours)
 
 
 class Service:
