@@ -129,6 +129,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     unproven_s: Annotated[
         float, Meta(gt=0, description="how long a connection may take to show its token")
     ] = 10.0
+    expensive_per_s: Annotated[
+        float, Meta(ge=0, description="expensive requests per second of one user; 0: no limit")
+    ] = 20.0
+    failures_per_s: Annotated[
+        float, Meta(ge=0, description="wrong tokens per second from one address; 0: no limit")
+    ] = 50.0
     bookmark_s: Annotated[
         float, Meta(gt=0, description="how often a quiet watch sends its cursor")
     ] = 10.0

@@ -159,6 +159,7 @@ def _blob_routes(kind: str, path: str) -> tuple[Route, ...]:
             partial(put_blob, kind),
             raw_body=True,
             max_body_bytes=MAX_BLOB_BYTES,
+            cost="expensive" if kind == PACKAGES else "cheap",
             summary=f"Store {kind}",
         ),
         Route("GET", path, partial(get_blob, kind), summary=f"Get {kind}"),

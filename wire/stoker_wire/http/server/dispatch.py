@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,7 @@ from stoker_wire.errors import (
     NotFoundError,
     NotReadyError,
     PayloadTooLargeError,
+    RateLimitedError,
     StokerError,
     UnavailableError,
 )
@@ -38,6 +40,7 @@ from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, check_protocol, 
 
 if TYPE_CHECKING:
     from stoker_wire.http.server.connections import Connections
+    from stoker_wire.http.server.rates import Rates
     from stoker_wire.http.server.request_guard import RequestGuard
     from stoker_wire.process.metrics import Metrics
     from stoker_wire.process.pauses import Pauses
@@ -59,6 +62,7 @@ class Dispatcher:
         *,
         guard: RequestGuard,
         connections: Connections,
+        rates: Rates,
         idempotency: IdempotencyStore,
         metrics: Metrics,
         log: logging.Logger,
@@ -67,6 +71,7 @@ class Dispatcher:
         self.settings = settings
         self.guard = guard
         self.connections = connections
+        self.rates = rates
         self.idempotency = idempotency
         self.metrics = metrics
         self.log = log
@@ -111,6 +116,8 @@ class Dispatcher:
             else:
                 request = self._request(http, route, request_id, principal)
                 self.live[id(http)] = request
+                if route.expensive:
+                    self.rates.spend(principal)
                 response = await self._answer_route(request)
             status = response.status
         except asyncio.CancelledError:
@@ -119,6 +126,7 @@ class Dispatcher:
             if _has_left(http, error):
                 response = web.Response(status=status)
             else:
+                error = self.rates.judge(error, http.remote)
                 response = self._failed(error, http, request, request_id)
                 status = response.status
         finally:
@@ -288,6 +296,8 @@ class Dispatcher:
         )
         if status == 503:
             headers["Retry-After"] = "1"
+        elif isinstance(error, RateLimitedError):
+            headers["Retry-After"] = str(math.ceil(error.extra["retry_after_s"]))
         elif status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return web.Response(body=body, status=status, headers=headers)

@@ -59,6 +59,7 @@ class BoundRoute:
         max_body_bytes: int = 0,
         idempotency: bool = True,
         before_ready: bool = False,
+        expensive: bool = False,
         socket: SocketHandler | None = None,
     ) -> None:
         self.method = method
@@ -73,6 +74,7 @@ class BoundRoute:
         self.max_body_bytes = max_body_bytes
         self.idempotency = idempotency and method == "POST"
         self.before_ready = before_ready
+        self.expensive = expensive
         self.socket = socket
         self.codec: Codec[Any] | None = None if body is None else Codec(body)
         self.query_names = (

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Literal
+
+Cost = Literal["cheap", "expensive"]
 
 MAX_MSG_NBYTES = 1 << 16
 """The largest message of a WebSocket, where its route names no other limit."""
@@ -22,7 +24,8 @@ class Route:
     ``body``, ``reply`` and ``query`` are message types (``reply`` of one line for a ``stream``);
     ``summary`` is a verb and its object, for the OpenAPI document. With ``raw_body`` the handler
     awaits ``request.read()`` itself. A ``stream`` has no deadline. ``idempotency=False`` leaves
-    Idempotency-Key to the handler. ``before_ready`` answers even while the service is not ready.
+    Idempotency-Key to the handler. ``before_ready`` answers even while the service is not ready. Of
+    ``expensive`` ones each user has a rate.
     """
 
     method: str
@@ -38,6 +41,7 @@ class Route:
     max_body_bytes: int | None = None
     idempotency: bool = True
     before_ready: bool = False
+    cost: Cost = "cheap"
 
 
 @dataclass(frozen=True, slots=True)

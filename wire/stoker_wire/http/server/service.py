@@ -32,9 +32,10 @@ from stoker_wire.http.codec import JSON, encode_json
 from stoker_wire.http.server.connections import Connections
 from stoker_wire.http.server.dispatch import Dispatcher, Endpoint
 from stoker_wire.http.server.idempotency import IdempotencyStore, MemoryStore
+from stoker_wire.http.server.rates import Rates
 from stoker_wire.http.server.request import BoundRoute, Handler, Reply, Request, SocketHandler
 from stoker_wire.http.server.request_guard import RequestGuard, outward_address
-from stoker_wire.http.server.routes import MAX_MSG_NBYTES, Route, WebSocketRoute
+from stoker_wire.http.server.routes import MAX_MSG_NBYTES, Cost, Route, WebSocketRoute
 from stoker_wire.http.server.watch import bytes_response, stream_response, watch_response
 from stoker_wire.messages.control import ListQuery, Page
 from stoker_wire.process import log
@@ -99,6 +100,7 @@ class Service:
             settings,
             guard=self.guard,
             connections=self.connections,
+            rates=Rates(settings),
             idempotency=idempotency or MemoryStore(),
             metrics=self.metrics,
             log=self.log,
@@ -148,13 +150,14 @@ class Service:
         max_body_bytes: int | None = None,
         idempotency: bool = True,
         before_ready: bool = False,
+        cost: Cost = "cheap",
     ) -> None:
         """Register ``handler`` and its entry in the OpenAPI document.
 
         ``body``, ``reply`` and ``query`` are message types (``reply`` of one line for a
         ``stream``). With ``raw_body`` the handler awaits ``req.read()`` itself. A ``stream`` has no
         deadline. ``idempotency=False`` leaves Idempotency-Key to the handler. ``before_ready``
-        answers even while the service is not ready.
+        answers even while the service is not ready. Of ``expensive`` ones each user has a rate.
         """
         self._add(
             BoundRoute(
@@ -170,6 +173,7 @@ class Service:
                 max_body_bytes=max_body_bytes or self.settings.max_body_bytes,
                 idempotency=idempotency,
                 before_ready=before_ready,
+                expensive=cost == "expensive",
             )
         )
 
