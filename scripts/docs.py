@@ -1,10 +1,11 @@
 """Writes the pages of ``docs/`` that are made of the code, for ``make docs``.
 
-``tests/unit/sdk/options/test_options.py`` fails when they are not current.
+``tests/unit/sdk/options/test_options.py`` and ``tests/unit/test_docs.py`` fail when they are not current.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from stoker.runtime.options.actor_options import ActorOptions, MethodOptions
@@ -76,4 +77,9 @@ def _entry(name: str, option: Option, written: str) -> str:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+    from scripts.limits import LIMITS, limits_page
+
     OPTIONS.write_text(options_page())
+    LIMITS.write_text(limits_page())

@@ -48,7 +48,12 @@ if TYPE_CHECKING:
 
 Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_GIVEN_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+MAX_REQUEST_ID = 128
+MAX_KEY_CHARACTERS = 255
+"""Of an Idempotency-Key."""
+MAX_TIMEOUT_S = 86_400.0
+
+_GIVEN_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_REQUEST_ID}}}")
 _NO_ROUTE = "(none)"
 
 
@@ -192,9 +197,9 @@ class Dispatcher:
             timeout_s = float(header)
         except ValueError:
             timeout_s = -1.0
-        if not 0 <= timeout_s <= 86_400:
+        if not 0 <= timeout_s <= MAX_TIMEOUT_S:
             raise BadRequestError(
-                f"Stoker-Timeout-S: expected seconds from 0 to 86400, got {header[:40]!r}",
+                f"Stoker-Timeout-S: expected seconds from 0 to {MAX_TIMEOUT_S:.0f}, got {header[:40]!r}",
                 field="Stoker-Timeout-S",
             )
         return timeout_s
@@ -209,9 +214,9 @@ class Dispatcher:
                 key = request.http.headers.get("Idempotency-Key")
                 if key is None:
                     return await self._call(request)
-                if not 1 <= len(key) <= 255:
+                if not 1 <= len(key) <= MAX_KEY_CHARACTERS:
                     raise BadRequestError(
-                        f"Idempotency-Key: expected 1 to 255 characters, got {len(key)}",
+                        f"Idempotency-Key: expected 1 to {MAX_KEY_CHARACTERS} characters, got {len(key)}",
                         field="Idempotency-Key",
                     )
                 request.idempotency_key = key
