@@ -302,7 +302,7 @@ class Dispatcher:
         if status == 503:
             headers["Retry-After"] = "1"
         elif isinstance(error, RateLimitedError):
-            headers["Retry-After"] = str(math.ceil(error.extra["retry_after_s"]))
+            headers["Retry-After"] = str(math.ceil(error.extra.get("retry_after_s", 1)))
         elif status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return web.Response(body=body, status=status, headers=headers)
