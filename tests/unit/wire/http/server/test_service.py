@@ -278,6 +278,21 @@ async def test_a_key_that_is_too_long_is_named(cluster: Cluster) -> None:
         await client.call("POST", "/v1/orders/1", Order(name="x"), idempotency_key="k" * 300)
 
 
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [("a.b:c-d_1", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("é", False)],
+)
+async def test_a_request_id_that_is_long_or_odd_is_replaced(
+    cluster: Cluster, given: str, taken: bool
+) -> None:
+    service = await cluster.start(orders(cluster))
+    session = cluster.client(service).session
+    async with session.get(f"{service.url}/healthz", headers={"X-Request-Id": given}) as reply:
+        answer = reply.headers["X-Request-Id"]
+    assert (answer == given) is taken
+    assert taken or answer.startswith("r_")
+
+
 async def test_a_reply_of_another_shape_is_an_error_that_says_so(cluster: Cluster) -> None:
     client = cluster.client(await cluster.start(orders(cluster)))
     with pytest.raises(InternalError, match="same version"):
