@@ -1,10 +1,12 @@
 """Writes the pages of ``docs/`` that are made of the code, for ``make docs``.
 
-``tests/unit/sdk/options/test_options.py`` and ``tests/unit/test_roles.py`` fail when they are not current.
+``tests/unit/sdk/options/test_options.py``, ``tests/unit/test_roles.py`` and ``tests/unit/test_docs.py`` fail
+when they are not current.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,5 +122,10 @@ def _entry(name: str, option: Option, written: str) -> str:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+    from scripts.limits import LIMITS, limits_page
+
     OPTIONS.write_text(options_page())
     ROLES.write_text(roles_page())
+    LIMITS.write_text(limits_page())

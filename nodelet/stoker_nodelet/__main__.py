@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, start_forkserver
+from stoker_wire.process.open_files import raise_open_files
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
@@ -37,6 +38,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> None:
     """Run a nodelet until SIGTERM."""
     options = _options(argv)
+    raise_open_files()
     # Before the imports below: the fork server's own imports run beside them.
     forkserver = start_forkserver(target=options.target)
 

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.inspect import IntType
+
+from scripts import limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,3 +160,19 @@ def test_an_answer_is_one_or_two_files_that_have_what_it_names(question: str, an
     ]
     for name in filter(NAME.fullmatch, TOKEN.findall(answer)):
         assert any(re.search(rf"\b{name}\b", source) for source in sources), f"{question}: {name}"
+
+
+def test_the_page_of_limits_is_current() -> None:
+    assert limits.LIMITS.read_text() == limits.limits_page(), "run: make docs"
+
+
+@pytest.mark.parametrize("service", limits.SERVICES)
+def test_every_integer_of_a_request_has_64_bits(service: str) -> None:
+    integers = [
+        one for one in limits.fields_of(limits.SERVICES[service]) if isinstance(one.kind, IntType)
+    ]
+    assert integers
+    wild = [
+        f"{one.owner}.{one.name}" for one in integers if not limits.is_bounded_integer(one.kind)
+    ]
+    assert not wild, "use Int64 or Count of stoker_wire.messages.common"

@@ -22,6 +22,8 @@ Each class is also the built-in exception that a Python programmer expects (righ
     ├── InfeasibleError            infeasible           422  RuntimeError: no node could ever run it
     ├── RuntimeEnvSetupError       runtime_env_failed   422  RuntimeError
     ├── PayloadTooLargeError       payload_too_large    413  ValueError
+    ├── UnsupportedEncodingError   unsupported_encoding 415  ValueError: a compressed body
+    ├── RateLimitedError           rate_limited         429  RuntimeError; retryable
     ├── PendingCallsLimitError     pending_calls_limit  429  RuntimeError: max_pending_calls
     ├── UnavailableError           unavailable          503  ConnectionError; retryable
     │   └── NotReadyError          not_ready            503
@@ -221,6 +223,21 @@ class PayloadTooLargeError(StokerError, ValueError):
 
     code = "payload_too_large"
     status = 413
+
+
+class UnsupportedEncodingError(StokerError, ValueError):
+    """The request's body is compressed, or encoded in another way than its type says."""
+
+    code = "unsupported_encoding"
+    status = 415
+
+
+class RateLimitedError(StokerError, RuntimeError):
+    """The caller has asked too often; ``extra['retry_after_s']`` says when it may again."""
+
+    code = "rate_limited"
+    status = 429
+    retryable = True
 
 
 class PendingCallsLimitError(StokerError, RuntimeError):

@@ -124,6 +124,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: Annotated[
         int, Meta(ge=1024, description="largest request body, where a route names no other limit")
     ] = 64 * 1024 * 1024
+    unproven_connections: Annotated[
+        int, Meta(ge=1, description="connections per service that have not shown a token yet")
+    ] = 256
+    unproven_s: Annotated[
+        float, Meta(gt=0, description="how long a connection may take to show its token")
+    ] = 10.0
+    expensive_per_s: Annotated[
+        float, Meta(ge=0, description="expensive requests per second of one user; 0: no limit")
+    ] = 20.0
+    failures_per_s: Annotated[
+        float, Meta(ge=0, description="wrong tokens per second from one address; 0: no limit")
+    ] = 50.0
     bookmark_s: Annotated[
         float, Meta(gt=0, description="how often a quiet watch sends its cursor")
     ] = 10.0

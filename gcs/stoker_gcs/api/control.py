@@ -115,6 +115,7 @@ ROUTES = (
         "POST",
         "/v1/tokens",
         create_token,
+        cost="expensive",
         body=CreateToken,
         reply=Token,
         # A retry derives the secret again; a store of replies must not hold it.

@@ -71,7 +71,8 @@ async def _page(
     One page reads a bounded part of the log, so it may be short, or empty, with a next cursor.
     """
     last, first = state.log.last, max(query.since, state.log.compacted)
-    if query.cursor and not (query.cursor.isascii() and query.cursor.isdecimal()):
+    given = query.cursor
+    if given and not (given.isascii() and given.isdecimal() and len(given) < 19):
         raise bad_cursor(query.cursor)
     backwards = query.order is Order.DESC
     at = int(query.cursor) if query.cursor else (last + 1 if backwards else first)

@@ -18,7 +18,8 @@ from stoker.runtime.objects.detached import DetachedResult, Durability
 from stoker.runtime.options.checks import short_text
 from stoker.runtime.process.current_task import current_task
 from stoker.runtime.serialization.pickling import pack
-from stoker_wire.messages.objects import MAX_NAME, is_detached, new_detached_id
+from stoker_wire.messages.common import MAX_NAME
+from stoker_wire.messages.objects import is_detached, new_detached_id
 
 _MAX_SHOWN = MAX_NAME // 2
 """How much of a function's name is in the name of its results."""

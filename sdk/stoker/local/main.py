@@ -43,6 +43,7 @@ from stoker_wire.errors import DeadlineExceededError, StokerError, UnavailableEr
 from stoker_wire.http.auth import check_length, find_token, is_loopback, load_or_create_token
 from stoker_wire.process import garbage
 from stoker_wire.process.background import first_cause
+from stoker_wire.process.open_files import raise_open_files
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def _run(options: argparse.Namespace) -> None:
     for fd in (options.ready_fd, options.lifeline_fd):
         if fd is not None:
             os.set_inheritable(fd, False)
+    raise_open_files()
     root = session_root()
     session = prepare(options.session_dir) if options.session_dir else new_session(root)
 

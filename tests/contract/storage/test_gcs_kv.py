@@ -18,7 +18,9 @@ from stoker_wire.errors import (
     NotFoundError,
 )
 from stoker_wire.http.client.client import Client
+from stoker_wire.messages.common import MAX_NAME
 from stoker_wire.messages.control import (
+    MAX_KEY,
     Event,
     KvAdd,
     KvCompareSet,
@@ -29,6 +31,7 @@ from stoker_wire.messages.control import (
     KvItem,
     KvOperation,
     KvPut,
+    KvReply,
     Page,
 )
 from stoker_wire.messages.events import KvChange
@@ -117,6 +120,22 @@ class TestConditions:
         assert (await do(kv, KvDelete(key="k", if_revision=last.revision))).count == 1
         with pytest.raises(NotFoundError, match="no key 'k' in namespace 'ns'"):
             await do(kv, KvDelete(key="k"))
+
+    async def test_a_key_may_be_as_long_as_any_database_takes_it(self, kv: Client) -> None:
+        longest, namespace = "\U0001f511" * MAX_KEY, "\U0001f511" * MAX_NAME
+        path = f"/v1/kv/{namespace}"
+        assert (await kv.call("POST", path, KvPut(key=longest), reply=KvReply)).entry is not None
+        await kv.call("PUT", f"{PATH}/{'x' * MAX_KEY}", b"1", raw=True)
+        for where, body in (
+            (f"{PATH}/{'x' * (MAX_KEY + 1)}", b"1"),
+            (f"/v1/kv/{'n' * (MAX_NAME + 1)}/k", b"1"),
+        ):
+            with pytest.raises(BadRequestError, match="expected at most"):
+                await kv.call("PUT", where, body, raw=True)
+        with pytest.raises(BadRequestError, match=f"<= {MAX_KEY}"):
+            await do(kv, KvPut(key="x" * (MAX_KEY + 1)))
+        with pytest.raises(BadRequestError, match="namespace"):
+            await kv.call("POST", f"/v1/kv/{'n' * (MAX_NAME + 1)}", KvPut(key="k"), reply=KvReply)
 
     async def test_compare_set_is_what_torch_needs(self, kv: Client) -> None:
         def body(expected: bytes, desired: bytes) -> KvCompareSet:

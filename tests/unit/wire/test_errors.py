@@ -45,6 +45,8 @@ BUILTINS: dict[type[StokerError], tuple[type[Exception], ...]] = {
     errors.PlacementGroupRemovedError: (RuntimeError,),
     errors.RuntimeEnvSetupError: (RuntimeError,),
     errors.PayloadTooLargeError: (ValueError,),
+    errors.UnsupportedEncodingError: (ValueError,),
+    errors.RateLimitedError: (RuntimeError,),
     errors.PendingCallsLimitError: (RuntimeError,),
     errors.UnavailableError: (ConnectionError,),
     errors.NotReadyError: (ConnectionError,),

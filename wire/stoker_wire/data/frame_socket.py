@@ -27,7 +27,8 @@ _LENGTH = struct.Struct("<Q")
 _BUFFER_NBYTES = 1 << 18
 _OWN_MEMORY_NBYTES = 1 << 16
 """A frame from this size on is received into memory of its own."""
-_MAX_FRAME_NBYTES = 1 << 40
+MAX_FRAME_NBYTES = 1 << 36
+"""The largest frame: a process without an arena sends a value of any size in one."""
 _MAX_PARTS = 512
 """Buffers of one ``sendmsg`` (the system takes 1024)."""
 _READS = 8
@@ -199,17 +200,20 @@ class FrameSocket:
         while end - begin >= _LENGTH.size:
             (nbytes,) = _LENGTH.unpack_from(view, begin)
             here = begin + _LENGTH.size
-            if nbytes > _MAX_FRAME_NBYTES:
-                _log.warning(
+            if nbytes > MAX_FRAME_NBYTES:
+                self._refuse(
                     "a data frame of %d bytes was announced: no frame is that long", nbytes
                 )
-                self._loop.call_soon(self.close)  # behind the frames before it
                 break
             if end - here >= nbytes:
                 frames.append(bytes(view[here : here + nbytes]))
                 begin = here + nbytes
             elif nbytes >= _OWN_MEMORY_NBYTES:
-                self._large = memoryview(bytearray(nbytes))
+                try:
+                    self._large = memoryview(bytearray(nbytes))
+                except MemoryError:
+                    self._refuse("there is no memory for a data frame of %d bytes", nbytes)
+                    break
                 self._large_end = end - here
                 self._large[: self._large_end] = view[here:end]
                 begin = end
@@ -222,6 +226,10 @@ class FrameSocket:
             begin, end = 0, end - begin
         self._begin, self._end = begin, end
         return frames
+
+    def _refuse(self, why: str, nbytes: int) -> None:
+        _log.warning(why, nbytes)
+        self._loop.call_soon(self.close)  # behind the frames before it
 
     def _deliver(self, frames: list[Frame]) -> None:
         if not frames:

@@ -23,7 +23,9 @@ from stoker_wire.messages.data import Buffer, DataMessage
 ALIGNMENT = 64
 _LENGTH = struct.Struct("<I")
 _EMPTY = memoryview(b"")
-_Nbytes = Annotated[int, msgspec.Meta(ge=0)]
+MAX_BUFFERS = 1 << 22
+"""Buffers of one frame."""
+_Lengths = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=MAX_BUFFERS)]
 
 
 def _padding(offset: int) -> int:
@@ -38,7 +40,7 @@ class FrameCodec:
         self._in: list[Buffer] = []
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._enc_hook)
         self._decoder = msgspec.msgpack.Decoder(
-            tuple[list[_Nbytes], list[DataMessage]], dec_hook=self._dec_hook
+            tuple[_Lengths, list[DataMessage]], dec_hook=self._dec_hook
         )
 
     def encode(self, messages: list[DataMessage]) -> bytes:

@@ -25,6 +25,10 @@ NDJSON = "application/x-ndjson"
 EVENT_STREAM = "text/event-stream"
 PROBLEM = "application/problem+json"
 
+EXPLAINED_NBYTES = 1 << 20
+"""Of a longer body that does not fit its type the error may name a member less exactly: to find it takes
+the whole body as objects, many times its size."""
+
 encode_json = msgspec.json.Encoder().encode
 encode_msgpack = msgspec.msgpack.Encoder().encode
 
@@ -63,6 +67,8 @@ class Codec(Generic[T]):
             try:
                 return typed.decode(raw)
             except msgspec.ValidationError as error:
+                if len(raw) > EXPLAINED_NBYTES and not newer:
+                    raise explain_invalid(error, None, self.type) from None
                 # A body may be invalid and, after that, malformed, which only this decoding finds.
                 document = untyped(raw)
                 if not newer:

@@ -22,6 +22,7 @@ _TITLES = {
     409: "Conflict",
     410: "Gone",
     413: "Content too large",
+    415: "Unsupported media type",
     422: "Unprocessable",
     429: "Too many requests",
     500: "Internal error",

@@ -22,6 +22,7 @@ from stoker_wire.messages.common import (
     Labels,
     MemoryUse,
     Message,
+    Name,
     NodeFilterText,
     OnInfeasible,
     Record,
@@ -29,6 +30,7 @@ from stoker_wire.messages.common import (
     RuntimeEnv,
     Selector,
     Strategy,
+    Text,
 )
 
 MAX_WARM_KERNELS = 64
@@ -272,7 +274,7 @@ class Demand(Message):
     work has what other work leaves free, and is ended when that needs it.
     """
 
-    job_id: str
+    job_id: Name
     resources: Asked
     kind: LeaseKind = LeaseKind.TASK
     runtime_env: RuntimeEnv = RuntimeEnv()
@@ -281,8 +283,8 @@ class Demand(Message):
     strategy: Strategy = Strategy()
     priority: Int64 = 0
     on_infeasible: OnInfeasible = OnInfeasible.ERROR
-    locality: dict[str, Int64] = {}
-    name: str = ""
+    locality: Annotated[dict[str, Int64], msgspec.Meta(max_length=10_000)] = {}
+    name: Text = ""
     preemptible: bool = False
     preemption_grace_s: GraceS | None = None
     background: bool = False
@@ -334,7 +336,7 @@ class LeaseRequest(Message):
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
     actor: ActorSpec | None = None
     driver: DriverSpec | None = None
-    task_ids: tuple[str, ...] = ()
+    task_ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=1000)] = ()
     owner_node_id: str = ""
     """The node whose end is the owner's; none for a driver, which ends with its job."""
 

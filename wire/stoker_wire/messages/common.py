@@ -30,14 +30,24 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)]
 Resources = Annotated[dict[str, float], msgspec.Meta(description="name -> amount; memory in bytes")]
 MAX_NAMES = 256
 """Resources, or labels, that one request may name; a node may have any number of resources."""
+MAX_NAME = 256
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+"""A name or an id that a caller chooses: two of the longest fit one entry of an index of PostgreSQL."""
+MAX_TEXT = 65_536
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+MAX_PARTS = 1000
+"""Parts of one kind of a runtime environment, as its variables."""
+_PARTS = msgspec.Meta(max_length=MAX_PARTS)
 Asked = Annotated[
-    dict[str, float],
+    dict[Name, float],
     msgspec.Meta(max_length=MAX_NAMES, description="name -> amount; memory in bytes"),
 ]
 """Resources that a request asks for."""
 Labels = dict[str, str]
-Selector = Annotated[dict[str, str], msgspec.Meta(max_length=MAX_NAMES)]
+Selector = Annotated[dict[Name, Text], msgspec.Meta(max_length=MAX_NAMES)]
 """Conditions on labels, or the labels of a node."""
+Metadata = Annotated[dict[Name, Text], msgspec.Meta(max_length=MAX_NAMES)]
+"""Notes of a user on a job."""
 NoNul = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]
 """Text that can be an argument or a variable of a process."""
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -108,7 +118,7 @@ class KernelSpec(Message):
 
     op: NoNul = ""
     dtype: NoNul = ""
-    sizes: dict[NoNul, Int64] = {}
+    sizes: Annotated[dict[NoNul, Int64], _PARTS] = {}
     call: NoNul = ""
 
 
@@ -123,14 +133,14 @@ class RuntimeEnv(Message):
     ``kernels`` are compiled into the node's cache first, for the GPUs of the lease.
     """
 
-    env_vars: dict[NoNul, NoNul] = {}
+    env_vars: Annotated[dict[NoNul, NoNul], _PARTS] = {}
     working_dir: str | None = None
-    py_modules: tuple[str, ...] = ()
-    pip: tuple[str, ...] = ()
-    preload: tuple[str, ...] = ()
-    sys_path: tuple[str, ...] = ()
+    py_modules: Annotated[tuple[str, ...], _PARTS] = ()
+    pip: Annotated[tuple[str, ...], _PARTS] = ()
+    preload: Annotated[tuple[str, ...], _PARTS] = ()
+    sys_path: Annotated[tuple[str, ...], _PARTS] = ()
     cwd: NoNul | None = None
-    kernels: tuple[KernelSpec, ...] = ()
+    kernels: Annotated[tuple[KernelSpec, ...], _PARTS] = ()
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True):

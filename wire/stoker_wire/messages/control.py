@@ -66,6 +66,9 @@ class Order(StrEnum):
     DESC = "desc"
 
 
+MAX_CURSOR = 2048
+
+
 class ListQuery(Message):
     """Paging, shared by all lists. ``sort=created&order=desc`` gives the newest items first.
 
@@ -74,7 +77,7 @@ class ListQuery(Message):
     """
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
-    cursor: str = ""
+    cursor: Annotated[str, msgspec.Meta(max_length=MAX_CURSOR)] = ""
     sort: Sort = Sort.ID
     order: Order = Order.ASC
     count: bool = False
@@ -202,7 +205,8 @@ class KvItem(KvEntry):
     value: bytes = b""
 
 
-KvKey = Annotated[str, msgspec.Meta(min_length=1, pattern=r"^[^\x00]*$")]
+MAX_KEY = 512
+KvKey = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_KEY, pattern=r"^[^\x00]*$")]
 TtlS = Annotated[
     float,
     msgspec.Meta(
@@ -264,7 +268,7 @@ class KvDeletePrefix(Message, tag_field="op", tag="delete_prefix"):
     A key that is put meanwhile may stay. An empty ``prefix`` deletes every key of the namespace.
     """
 
-    prefix: str
+    prefix: Annotated[str, msgspec.Meta(max_length=MAX_KEY)]
 
 
 class KvGet(Message, tag_field="op", tag="get"):

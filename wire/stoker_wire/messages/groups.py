@@ -14,7 +14,15 @@ import msgspec
 
 from stoker_wire.constraints.taints import Tolerations
 from stoker_wire.messages.cluster import Demand, GraceS, Lease
-from stoker_wire.messages.common import Asked, Int64, Message, NodeFilterText, Record, Selector
+from stoker_wire.messages.common import (
+    Asked,
+    Int64,
+    Message,
+    Name,
+    NodeFilterText,
+    Record,
+    Selector,
+)
 from stoker_wire.messages.control import Constraint, Holder, Remedy, Verdict
 from stoker_wire.messages.work import Owner
 
@@ -75,12 +83,12 @@ class CreatePlacementGroup(Message):
     ``owner``. A ``preemptible`` one gives way as a whole, ``preemption_grace_s`` after a notice.
     """
 
-    group_id: str
-    job_id: str
+    group_id: Name
+    job_id: Name
     bundles: Bundles
     strategy: GroupStrategy = GroupStrategy.PACK
-    name: str = ""
-    namespace: str = ""
+    name: Name = ""
+    namespace: Name = ""
     detached: bool = False
     reschedule: Reschedule = Reschedule.BUNDLES
     owner: Owner | None = None

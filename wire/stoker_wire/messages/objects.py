@@ -14,7 +14,17 @@ from typing import Annotated
 import msgspec
 
 from stoker_wire.ids import Prefix
-from stoker_wire.messages.common import MAX_INT64, Address, Count, Int64, Message, Record
+from stoker_wire.messages.common import (
+    MAX_INT64,
+    MAX_NAME,
+    Address,
+    Count,
+    Int64,
+    Message,
+    Name,
+    Record,
+    Text,
+)
 from stoker_wire.messages.control import ListQuery
 
 CLUSTER = Address("cluster", "", "", "", "")
@@ -24,7 +34,6 @@ CACHE_NAMESPACE = "stoker.cache"
 """The namespace of cached results: their names say of which function."""
 ACTOR_NAMESPACE = "stoker.actors"
 """The namespace of saved states of actors: their names begin with the actor's id and a colon."""
-MAX_NAME = 256
 MAX_COPIES = 100
 MAX_INLINE = 1 << 20
 """A value up to so many bytes may lie in the gcs."""
@@ -160,14 +169,14 @@ class CreateDetachedObject(Message):
     ``path`` is the file, of any file system of fsspec, from which it can be read as well.
     """
 
-    object_id: str
+    object_id: Name
     nbytes: Count
     name: ObjectName = ""
-    namespace: str = "default"
-    job_id: str = ""
+    namespace: Name = "default"
+    job_id: Name = ""
     copies: Annotated[int, msgspec.Meta(ge=1, le=MAX_COPIES)] = 1
     disk: bool = False
-    path: str = ""
+    path: Text = ""
     value: Annotated[bytes, msgspec.Meta(max_length=MAX_INLINE)] | None = None
 
 

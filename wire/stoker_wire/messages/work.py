@@ -23,11 +23,14 @@ from stoker_wire.messages.common import (
     Int64,
     Labels,
     Message,
+    Metadata,
+    Name,
     NodeFilterText,
     Record,
     Resources,
     RuntimeEnv,
     Selector,
+    Text,
 )
 from stoker_wire.messages.queues import DEFAULT_QUEUE
 
@@ -110,16 +113,16 @@ class SubmitJob(Message):
     """
 
     entrypoint: Annotated[str, msgspec.Meta(min_length=1, max_length=65536, pattern=r"^[^\x00]*$")]
-    job_id: str | None = None
+    job_id: Name | None = None
     runtime_env: RuntimeEnv = RuntimeEnv()
-    metadata: dict[str, str] = {}
+    metadata: Metadata = {}
     resources: Asked = {}
     label_selector: Selector = {}
     node_filter: NodeFilterText = ""
     tolerations: Tolerations = ()
-    namespace: str | None = None
-    name: str = ""
-    queue: str = ""
+    namespace: Name | None = None
+    name: Name = ""
+    queue: Name = ""
     priority: Priority = 0
     start_deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
@@ -190,14 +193,14 @@ JOB_IS_OVER = 4409
 class AttachDriver(Message):
     """Request of a driver process to join the cluster: as a new job, or as the submitted job that it runs."""
 
-    job_id: str | None = None
+    job_id: Name | None = None
     entrypoint: str = ""
-    hostname: str = ""
+    hostname: Name = ""
     pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
-    namespace: str | None = None
+    namespace: Name | None = None
     runtime_env: RuntimeEnv = RuntimeEnv()
-    metadata: dict[str, str] = {}
-    queue: str = ""
+    metadata: Metadata = {}
+    queue: Name = ""
     priority: Priority = 0
     attempt: Attempt = 0
     """That of the submitted job whose driver it is; 0 if it does not know."""
@@ -349,13 +352,13 @@ class CreateActor(Message):
     the payload.
     """
 
-    actor_id: str
+    actor_id: Name
     demand: Demand
-    class_name: str
+    class_name: Text
     payload: bytes
     owner: Owner | None = None
-    name: str = ""
-    namespace: str = ""
+    name: Name = ""
+    namespace: Name = ""
     detached: bool = False
     get_if_exists: bool = False
     max_restarts: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)] = 0

@@ -15,6 +15,7 @@ from typing import Protocol
 from stoker_wire.errors import StokerError
 from stoker_wire.process import garbage, log
 from stoker_wire.process.event_loop import new_loop
+from stoker_wire.process.open_files import raise_open_files
 from stoker_wire.settings import Settings
 
 
@@ -33,6 +34,7 @@ def run_service(
 
     A StokerError while starting is printed as one line, and the process exits with status 1.
     """
+    raise_open_files()
     settings = settings or Settings.from_env()
     log.configure(settings.log_level, settings.log_format)
     try:

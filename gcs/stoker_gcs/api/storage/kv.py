@@ -10,11 +10,14 @@ from aiohttp import web
 from stoker_gcs.api.events import watch
 from stoker_gcs.registry.kv.blobs import FUNCTIONS, PACKAGES
 from stoker_gcs.registry.kv.registry import RequestKey
+from stoker_wire.errors import BadRequestError
 from stoker_wire.http.principals import NODES, WORK
 from stoker_wire.http.server.idempotency import fingerprint
 from stoker_wire.http.server.request import Reply
 from stoker_wire.http.server.routes import Route
+from stoker_wire.messages.common import MAX_NAME
 from stoker_wire.messages.control import (
+    MAX_KEY,
     KvAdd,
     KvCompareSet,
     KvDelete,
@@ -41,14 +44,15 @@ MAX_BLOB_BYTES = 512 * 1024 * 1024
 
 async def put_key(app: GcsApp, req: Request) -> KvEntry:
     query: KvPutQuery = req.query
+    namespace = _namespace(req)
     body = KvPut(
-        key=req.path["key"],
+        key=_at_most(MAX_KEY, "key", req.path["key"]),
         value=await req.read(),
         if_absent=query.if_absent,
         if_revision=query.if_revision,
         ttl_s=query.ttl_s,
     )
-    entry = (await app.kv.put(req.path["namespace"], body)).entry
+    entry = (await app.kv.put(namespace, body)).entry
     assert entry is not None
     return entry
 
@@ -94,7 +98,7 @@ async def operate(app: GcsApp, req: Request) -> KvReply:
     With an Idempotency-Key a change that is sent again within ten minutes is done once, by whichever
     replica, restarted or not; it gets the reply of the first.
     """
-    namespace, body, kv = req.path["namespace"], req.body, app.kv
+    namespace, body, kv = _namespace(req), req.body, app.kv
     if isinstance(body, KvGet):
         req.waiting_for(f"the keys {', '.join(map(repr, body.keys[:_NAMED]))} to exist")
         return await kv.get_several(namespace, body)
@@ -112,6 +116,18 @@ async def operate(app: GcsApp, req: Request) -> KvReply:
             return await kv.compare_set(namespace, body, request)
         case _:
             return await kv.delete(namespace, body, request)
+
+
+def _namespace(req: Request) -> str:
+    return _at_most(MAX_NAME, "namespace", req.path["namespace"])
+
+
+def _at_most(length: int, field: str, text: str) -> str:
+    if len(text) > length:
+        raise BadRequestError(
+            f"{field}: expected at most {length} characters, got {len(text)}", field=field
+        )
+    return text
 
 
 async def _request_key(req: Request) -> RequestKey | None:
@@ -145,6 +161,7 @@ def _blob_routes(kind: str, path: str) -> tuple[Route, ...]:
             raw_body=True,
             max_body_bytes=MAX_BLOB_BYTES,
             roles=WORK,
+            cost="expensive" if kind == PACKAGES else "cheap",
             summary=f"Store {kind}",
         ),
         Route("GET", path, partial(get_blob, kind), roles=WORK | NODES, summary=f"Get {kind}"),

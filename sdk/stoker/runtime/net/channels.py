@@ -24,6 +24,7 @@ from stoker_wire.data.channel import PATH, Channel, accept, connect, usable_path
 from stoker_wire.errors import ForbiddenError
 from stoker_wire.http import auth
 from stoker_wire.http.problems import problem_response
+from stoker_wire.http.server.connections import Connections
 from stoker_wire.http.server.site_guard import SiteGuard
 from stoker_wire.http.server.unix_socket import private_socket
 from stoker_wire.messages.common import Address
@@ -84,6 +85,7 @@ class Channels:
         """All channels: both sides may have opened one to the other at the same moment."""
         self._opening: dict[str, asyncio.Future[Channel]] = {}
         self._runner: web.AppRunner | None = None
+        self._connections = Connections()
 
     async def serve(
         self,
@@ -106,6 +108,7 @@ class Channels:
             app.router.add_route(method, path, self._guarded(handler))
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
+        self._connections.watch(self._runner.server)
         if socket_path:
             Path(socket_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             await web.SockSite(self._runner, private_socket(socket_path)).start()
@@ -212,6 +215,7 @@ class Channels:
         async def guarded(request: web.Request) -> web.StreamResponse:
             if not auth.check(request.headers.get("Authorization"), token):
                 raise web.HTTPUnauthorized
+            self._connections.proved(request.protocol)
             return await handler(request)
 
         return guarded

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stoker_wire.data.frame_socket import FrameSocket, length_prefix
+from stoker_wire.data import frame_socket
+from stoker_wire.data.frame_socket import MAX_FRAME_NBYTES, FrameSocket, length_prefix
 from stoker_wire.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -163,10 +164,25 @@ async def test_who_waits_for_the_first_frame_learns_of_the_end(
             await end.socket.receive()
 
 
+@pytest.mark.parametrize("nbytes", [MAX_FRAME_NBYTES + 1, 1 << 60])
 async def test_a_frame_that_nobody_could_hold_ends_the_connection(
-    pair: tuple[socket.socket, socket.socket],
+    pair: tuple[socket.socket, socket.socket], nbytes: int
 ) -> None:
     end = End(pair[0]).start()
-    pair[1].sendall(framed([b"ok"]) + struct.pack("<Q", 1 << 60))
+    pair[1].sendall(framed([b"ok"]) + struct.pack("<Q", nbytes))
+    await end.until(9)
+    assert (end.frames, end.closed) == ([b"ok"], 1)
+
+
+async def test_a_frame_without_memory_for_it_ends_the_connection(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = End(pair[0]).start()
+
+    def fail(_: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(frame_socket, "bytearray", fail, raising=False)
+    pair[1].sendall(framed([b"ok"]) + struct.pack("<Q", MAX_FRAME_NBYTES))
     await end.until(9)
     assert (end.frames, end.closed) == ([b"ok"], 1)

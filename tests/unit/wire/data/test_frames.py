@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_wire.data.frames import ALIGNMENT, FrameCodec
+from stoker_wire.data.frames import ALIGNMENT, MAX_BUFFERS, FrameCodec
 from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.data import Buffer, Call, Inline, Run
 
@@ -98,6 +98,7 @@ def test_views_of_any_shape_are_taken() -> None:
         pytest.param(framed([0, 0], 1, 0), "refers to buffer 1", id="order"),
         pytest.param(framed([], 0), "carries 0 buffers", id="missing"),
         pytest.param(framed([0] * 3_000_000), "carries 3000000 buffers", id="millions"),
+        pytest.param(framed([0] * (MAX_BUFFERS + 1)), "cannot be read", id="too many"),
     ],
 )
 def test_a_bad_frame_is_a_bad_request(frame: bytes, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -59,3 +60,18 @@ def test_a_failed_start_is_one_line_and_status_1(tmp_path: Path) -> None:
     assert second.returncode == 1
     assert text.startswith("error (port_in_use): demo cannot listen on 127.0.0.1:")
     assert text.count("\n") == 1
+
+
+def test_a_service_raises_its_limit_of_open_files(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+    try:
+        process = _start(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[0] > 512
+        process.terminate()
+        process.communicate(timeout=60)

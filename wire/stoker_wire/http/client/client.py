@@ -450,18 +450,18 @@ class Client:
         path: str,
         *,
         query: Mapping[str, object] | None = None,
-        max_msg_bytes: int = 0,
+        max_msg_bytes: int = 1 << 16,
         heartbeat_s: float | None = 15.0,
         timeout_s: float | None = None,
     ) -> aiohttp.ClientWebSocketResponse:
-        """Open a WebSocket; ``max_msg_bytes`` 0 means no limit. UnavailableError if it fails."""
+        """Open a WebSocket; UnavailableError if it fails. A longer message than that ends it."""
         url, base = self.url_of(path, query), self._endpoints.current
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         try:
             async with self.attend(base), asyncio.timeout(timeout_s):
                 return await self.session.ws_connect(
                     url,
-                    max_msg_size=max_msg_bytes,
+                    max_msg_size=max_msg_bytes + 1,  # aiohttp's bound is exclusive
                     heartbeat=heartbeat_s,
                     compress=0,
                     timeout=_WS_TIMEOUT,

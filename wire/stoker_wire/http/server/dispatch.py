@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import time
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,7 @@ from stoker_wire.errors import (
     NotFoundError,
     NotReadyError,
     PayloadTooLargeError,
+    RateLimitedError,
     StokerError,
     UnavailableError,
 )
@@ -40,6 +42,8 @@ from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, check_protocol, 
 
 if TYPE_CHECKING:
     from stoker_wire.http.principals import Principal
+    from stoker_wire.http.server.connections import Connections
+    from stoker_wire.http.server.rates import Rates
     from stoker_wire.http.server.request_guard import RequestGuard
     from stoker_wire.process.metrics import Metrics
     from stoker_wire.process.pauses import Pauses
@@ -47,7 +51,12 @@ if TYPE_CHECKING:
 
 Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_GIVEN_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+MAX_REQUEST_ID = 128
+MAX_KEY_CHARACTERS = 255
+"""Of an Idempotency-Key."""
+MAX_TIMEOUT_S = 86_400.0
+
+_GIVEN_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_REQUEST_ID}}}")
 _NO_ROUTE = "(none)"
 
 
@@ -60,6 +69,8 @@ class Dispatcher:
         settings: Settings,
         *,
         guard: RequestGuard,
+        connections: Connections,
+        rates: Rates,
         idempotency: IdempotencyStore,
         metrics: Metrics,
         log: logging.Logger,
@@ -67,6 +78,8 @@ class Dispatcher:
         self.name = name
         self.settings = settings
         self.guard = guard
+        self.connections = connections
+        self.rates = rates
         self.idempotency = idempotency
         self.metrics = metrics
         self.log = log
@@ -110,6 +123,8 @@ class Dispatcher:
         status = 499
         try:
             principal = await self.guard.check(http.headers, http.path)
+            if principal is not ANONYMOUS:
+                self.connections.proved(http.protocol)
             if route is not None and principal is not ANONYMOUS:
                 check_role(principal, route.roles, f"{route.method} {route.path}")
             if route is None:
@@ -119,6 +134,8 @@ class Dispatcher:
                 if principal is not ANONYMOUS:
                     await self.guard.admit(principal, route, request.path)
                 self.live[id(http)] = request
+                if route.expensive:
+                    self.rates.spend(principal)
                 response = await self._answer_route(request)
             status = response.status
         except asyncio.CancelledError:
@@ -127,6 +144,7 @@ class Dispatcher:
             if _has_left(http, error):
                 response = web.Response(status=status)
             else:
+                error = self.rates.judge(error, http.remote)
                 response = self._failed(error, http, request, request_id)
                 status = response.status
         finally:
@@ -192,9 +210,9 @@ class Dispatcher:
             timeout_s = float(header)
         except ValueError:
             timeout_s = -1.0
-        if not 0 <= timeout_s <= 86_400:
+        if not 0 <= timeout_s <= MAX_TIMEOUT_S:
             raise BadRequestError(
-                f"Stoker-Timeout-S: expected seconds from 0 to 86400, got {header[:40]!r}",
+                f"Stoker-Timeout-S: expected seconds from 0 to {MAX_TIMEOUT_S:.0f}, got {header[:40]!r}",
                 field="Stoker-Timeout-S",
             )
         return timeout_s
@@ -209,9 +227,9 @@ class Dispatcher:
                 key = request.http.headers.get("Idempotency-Key")
                 if key is None:
                     return await self._call(request)
-                if not 1 <= len(key) <= 255:
+                if not 1 <= len(key) <= MAX_KEY_CHARACTERS:
                     raise BadRequestError(
-                        f"Idempotency-Key: expected 1 to 255 characters, got {len(key)}",
+                        f"Idempotency-Key: expected 1 to {MAX_KEY_CHARACTERS} characters, got {len(key)}",
                         field="Idempotency-Key",
                     )
                 request.idempotency_key = key
@@ -296,6 +314,8 @@ class Dispatcher:
         )
         if status == 503:
             headers["Retry-After"] = "1"
+        elif isinstance(error, RateLimitedError):
+            headers["Retry-After"] = str(math.ceil(error.extra.get("retry_after_s", 1)))
         elif status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return web.Response(body=body, status=status, headers=headers)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker_wire.errors import BadRequestError, PayloadTooLargeError
+from stoker_wire.errors import BadRequestError, PayloadTooLargeError, UnsupportedEncodingError
 from stoker_wire.http.codec import Codec, explain_invalid
 from stoker_wire.suggestions import suggestion
 
@@ -38,6 +38,7 @@ class Reply(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
 
 
+_IDENTITY = "identity"
 _MAY_BE_EMPTY = frozenset({"cursor", "prefix"})
 """Members of a query that may be given empty: they filter nothing."""
 
@@ -61,6 +62,7 @@ class BoundRoute:
         max_body_bytes: int = 0,
         idempotency: bool = True,
         before_ready: bool = False,
+        expensive: bool = False,
         socket: SocketHandler | None = None,
     ) -> None:
         self.method = method
@@ -76,6 +78,7 @@ class BoundRoute:
         self.max_body_bytes = max_body_bytes
         self.idempotency = idempotency and method == "POST"
         self.before_ready = before_ready
+        self.expensive = expensive
         self.socket = socket
         self.codec: Codec[Any] | None = None if body is None else Codec(body)
         self.query_names = (
@@ -152,6 +155,13 @@ class Request:
         stopping: asyncio.Event,
         log: logging.Logger,
     ) -> None:
+        encoding = http.headers.get("Content-Encoding", _IDENTITY)
+        if encoding.lower() != _IDENTITY:
+            # Nothing here inflates, so that the length that is counted is the one that is decoded.
+            raise UnsupportedEncodingError(
+                f"Content-Encoding: {encoding[:40]!r} is not taken\nsend the body as it is",
+                field="Content-Encoding",
+            )
         self.http = http
         self.route = route
         self.path: Mapping[str, str] = http.match_info
@@ -197,17 +207,15 @@ class Request:
     async def _read(self) -> bytes:
         limit = self.route.max_body_bytes
         length = self.http.content_length
-        if length is not None:
-            if length > limit:
-                raise self._too_large(limit)
-            return await self.http.content.read()
+        if length is not None and length > limit:
+            raise self._too_large(limit)
         parts, nbytes = [], 0
         async for part in self.http.content.iter_any():
             nbytes += len(part)
             if nbytes > limit:
                 raise self._too_large(limit)
             parts.append(part)
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _too_large(self, limit: int) -> PayloadTooLargeError:
         return PayloadTooLargeError(

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from stoker_wire.messages.common import Role
+
+Cost = Literal["cheap", "expensive"]
+
+MAX_MSG_NBYTES = 1 << 16
+"""The largest message of a WebSocket, where its route names no other limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,8 @@ class Route:
     (``reply`` of one line for a ``stream``);
     ``summary`` is a verb and its object, for the OpenAPI document. With ``raw_body`` the handler
     awaits ``request.read()`` itself. A ``stream`` has no deadline. ``idempotency=False`` leaves
-    Idempotency-Key to the handler. ``before_ready`` answers even while the service is not ready.
+    Idempotency-Key to the handler. ``before_ready`` answers even while the service is not ready. Of
+    ``expensive`` ones each user has a rate.
     """
 
     method: str
@@ -39,14 +45,15 @@ class Route:
     max_body_bytes: int | None = None
     idempotency: bool = True
     before_ready: bool = False
+    cost: Cost = "cheap"
 
 
 @dataclass(frozen=True, slots=True)
 class WebSocketRoute:
     """One WebSocket route: ``handler(owner, request, socket)`` runs until the connection ends.
 
-    ``roles`` are those of which a caller needs one. ``max_msg_bytes`` 0 means no limit. The socket is
-    closed when the service stops.
+    ``roles`` are those of which a caller needs one. A message of more than ``max_msg_bytes`` ends it, and
+    so does the stop of the service.
     """
 
     path: str
@@ -55,6 +62,6 @@ class WebSocketRoute:
     summary: str
     roles: frozenset[Role]
     query: Any = None
-    max_msg_bytes: int = 0
+    max_msg_bytes: int = MAX_MSG_NBYTES
     heartbeat_s: float | None = 15.0
     before_ready: bool = False

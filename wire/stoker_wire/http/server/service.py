@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import logging
 import os
 from dataclasses import fields
 from functools import partial
@@ -19,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from stoker_wire.errors import (
+    BadRequestError,
     InternalError,
     NotReadyError,
     OpenBindError,
@@ -30,11 +29,13 @@ from stoker_wire.errors import (
 )
 from stoker_wire.http.codec import JSON, encode_json
 from stoker_wire.http.principals import READERS
+from stoker_wire.http.server.connections import Connections
 from stoker_wire.http.server.dispatch import Dispatcher, Endpoint
 from stoker_wire.http.server.idempotency import IdempotencyStore, MemoryStore
+from stoker_wire.http.server.rates import Rates
 from stoker_wire.http.server.request import BoundRoute, Handler, Reply, Request, SocketHandler
 from stoker_wire.http.server.request_guard import RequestGuard, outward_address
-from stoker_wire.http.server.routes import Route, WebSocketRoute
+from stoker_wire.http.server.routes import MAX_MSG_NBYTES, Cost, Route, WebSocketRoute
 from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.http.server.unix_socket import private_socket
 from stoker_wire.http.server.watch import bytes_response, stream_response, watch_response
@@ -62,16 +63,6 @@ __all__ = (
     "stream_response",
     "watch_response",
 )
-
-
-def _ours(record: logging.LogRecord) -> bool:
-    """Return whether a log record of aiohttp is about more than bytes of a peer that are no HTTP."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
-
-
-# Such bytes are answered with status 400. In the log, each would be a traceback that anybody can cause.
-logging.getLogger("aiohttp.server").addFilter(_ours)
 
 
 class Service:
@@ -107,10 +98,13 @@ class Service:
         self.routes: list[BoundRoute] = []
         self.tokens = TokenSigner(token)
         self.guard = RequestGuard(settings, self.tokens, authority)
+        self.connections = Connections(settings.unproven_connections, settings.unproven_s)
         self.dispatcher = Dispatcher(
             name,
             settings,
             guard=self.guard,
+            connections=self.connections,
+            rates=Rates(settings),
             idempotency=idempotency or MemoryStore(),
             metrics=self.metrics,
             log=self.log,
@@ -120,7 +114,9 @@ class Service:
 
         @web.middleware
         async def answer(request: web.Request, handler: Endpoint) -> web.StreamResponse:
-            return await self.dispatcher.answer(request, handler)
+            response = await self.dispatcher.answer(request, handler)
+            self.connections.answered(request.protocol, response)
+            return response
 
         self._app = web.Application(middlewares=[answer])
         self._app.on_response_prepare.append(self.dispatcher.sign)
@@ -159,6 +155,7 @@ class Service:
         max_body_bytes: int | None = None,
         idempotency: bool = True,
         before_ready: bool = False,
+        cost: Cost = "cheap",
     ) -> None:
         """Register ``handler`` and its entry in the OpenAPI document.
 
@@ -166,7 +163,7 @@ class Service:
         ``reply`` and ``query`` are message types (``reply`` of one line for a ``stream``). With
         ``raw_body`` the handler awaits ``req.read()`` itself. A ``stream`` has no deadline.
         ``idempotency=False`` leaves Idempotency-Key to the handler. ``before_ready`` answers even while
-        the service is not ready.
+        the service is not ready. Of ``expensive`` ones each user has a rate.
         """
         self._add(
             BoundRoute(
@@ -183,6 +180,7 @@ class Service:
                 max_body_bytes=max_body_bytes or self.settings.max_body_bytes,
                 idempotency=idempotency,
                 before_ready=before_ready,
+                expensive=cost == "expensive",
             )
         )
 
@@ -194,20 +192,27 @@ class Service:
         summary: str,
         roles: frozenset[Role] = READERS,
         query: Any = None,
-        max_msg_bytes: int = 0,
+        max_msg_bytes: int = MAX_MSG_NBYTES,
         heartbeat_s: float | None = 15.0,
         before_ready: bool = False,
     ) -> None:
         """Register a WebSocket route: ``handler(req, ws)`` runs until the connection ends.
 
-        ``max_msg_bytes`` 0 means no limit. The socket is closed when the service stops.
+        A message of more than ``max_msg_bytes`` ends it, and so does the stop of the service.
         """
+        if max_msg_bytes <= 0:
+            raise InternalError(f"{path} has no limit of messages")  # aiohttp takes 0 for none
 
         async def accept(req: Request) -> web.StreamResponse:
             ws = web.WebSocketResponse(
-                max_msg_size=max_msg_bytes, heartbeat=heartbeat_s, compress=False
+                max_msg_size=max_msg_bytes + 1, heartbeat=heartbeat_s, compress=False
             )
-            await ws.prepare(req.http)
+            try:
+                await ws.prepare(req.http)
+            except ValueError:  # of a key with other letters than those of base64
+                raise BadRequestError(
+                    "the key of the WebSocket's handshake is none", field="Sec-WebSocket-Key"
+                ) from None
             await handler(req, ws)
             if not ws.closed:
                 await ws.close()
@@ -265,10 +270,15 @@ class Service:
         PortInUseError and StartError name the fix.
         """
         self._runner = web.AppRunner(
-            self._app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=75.0
+            self._app,
+            access_log=None,
+            shutdown_timeout=1.0,
+            keepalive_timeout=75.0,
+            auto_decompress=False,
         )
         self.guard.listens_on(host)
         await self._runner.setup()
+        self.connections.watch(self._runner.server)
         try:
             if unix_path is not None:
                 self.unix_path = os.fspath(unix_path)

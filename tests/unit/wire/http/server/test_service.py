@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import pytest
+from aiohttp import WSCloseCode, WSMsgType
 
 from stoker_wire.errors import (
     BadRequestError,
@@ -18,7 +19,7 @@ from stoker_wire.errors import (
     UnavailableError,
 )
 from stoker_wire.http.principals import READERS
-from stoker_wire.http.server.routes import Route, WebSocketRoute
+from stoker_wire.http.server.routes import MAX_MSG_NBYTES, Route, WebSocketRoute
 from stoker_wire.http.server.service import Reply, Request
 from stoker_wire.messages.common import Message
 from stoker_wire.version import PROTOCOL, PROTOCOL_TEXT
@@ -278,6 +279,21 @@ async def test_a_key_that_is_too_long_is_named(cluster: Cluster) -> None:
         await client.call("POST", "/v1/orders/1", Order(name="x"), idempotency_key="k" * 300)
 
 
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [("a.b:c-d_1", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("é", False)],
+)
+async def test_a_request_id_that_is_long_or_odd_is_replaced(
+    cluster: Cluster, given: str, taken: bool
+) -> None:
+    service = await cluster.start(orders(cluster))
+    session = cluster.client(service).session
+    async with session.get(f"{service.url}/healthz", headers={"X-Request-Id": given}) as reply:
+        answer = reply.headers["X-Request-Id"]
+    assert (answer == given) is taken
+    assert taken or answer.startswith("r_")
+
+
 async def test_a_reply_of_another_shape_is_an_error_that_says_so(cluster: Cluster) -> None:
     client = cluster.client(await cluster.start(orders(cluster)))
     with pytest.raises(InternalError, match="same version"):
@@ -309,3 +325,44 @@ async def test_a_table_of_routes_is_bound_to_its_owner(cluster: Cluster) -> None
     async with await client.ws("/v1/echo") as socket:
         await socket.send_str("you")
         assert await socket.receive_str() == "hello you"
+
+
+@pytest.mark.parametrize("binary", [False, True])
+async def test_a_long_message_ends_a_websocket(cluster: Cluster, binary: bool) -> None:
+    service = cluster.service()
+    lengths: list[int] = []
+
+    async def measure(req: Request, ws: web.WebSocketResponse) -> None:
+        async for message in ws:
+            if message.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+                lengths.append(len(message.data))
+
+    service.websocket("/v1/measure", measure, summary="Measure")
+    client = cluster.client(await cluster.start(service))
+    async with await client.ws("/v1/measure", max_msg_bytes=1 << 20) as ws:
+        for nbytes in (MAX_MSG_NBYTES, MAX_MSG_NBYTES + 1):
+            await (ws.send_bytes(bytes(nbytes)) if binary else ws.send_str("x" * nbytes))
+        closed = await ws.receive()
+    assert (closed.type, closed.data) == (WSMsgType.CLOSE, WSCloseCode.MESSAGE_TOO_BIG)
+    assert lengths == [MAX_MSG_NBYTES]
+
+
+async def test_a_websocket_without_a_limit_is_a_bug(cluster: Cluster) -> None:
+    async def never(req: Request, ws: web.WebSocketResponse) -> None: ...
+
+    with pytest.raises(InternalError, match="no limit of messages"):
+        cluster.service().websocket("/v1/never", never, summary="Never", max_msg_bytes=0)
+
+
+async def test_a_client_takes_no_long_message_either(cluster: Cluster) -> None:
+    service = cluster.service()
+
+    async def flood(req: Request, ws: web.WebSocketResponse) -> None:
+        await ws.send_bytes(bytes(1 << 20))
+
+    service.websocket("/v1/flood", flood, summary="Flood")
+    client = cluster.client(await cluster.start(service))
+    async with await client.ws("/v1/flood") as ws:
+        message = await ws.receive()
+    assert message.type is not WSMsgType.BINARY
+    assert ws.close_code == WSCloseCode.MESSAGE_TOO_BIG

@@ -129,9 +129,10 @@ async def test_a_websocket_carries_bytes_and_closes_when_the_service_stops(
         async for message in ws:
             await ws.send_bytes(message.data * 2)
 
-    service.websocket("/v1/echo/{id}", echo, summary="Echoes.")
+    most = 10 << 20
+    service.websocket("/v1/echo/{id}", echo, summary="Echoes.", max_msg_bytes=most)
     client = cluster.client(await cluster.start(service))
-    ws = await client.ws("/v1/echo/1")
+    ws = await client.ws("/v1/echo/1", max_msg_bytes=most)
     await ws.send_bytes(b"x" * (5 * 1024 * 1024))
     assert len((await ws.receive()).data) == 10 * 1024 * 1024
     async with asyncio.TaskGroup() as group:
