@@ -40,7 +40,14 @@ Selector = Annotated[dict[str, str], msgspec.Meta(max_length=MAX_NAMES)]
 """Conditions on labels, or the labels of a node."""
 NoNul = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]
 """Text that can be an argument or a variable of a process."""
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+MAX_SECONDS = 1e9
+"""The longest duration, 31 years: whoever means "for ever" leaves it out."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS)]
+Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+"""Seconds since 1970."""
+Id = Annotated[str, msgspec.Meta(max_length=512)]
+"""An id in a record of another process: SQL has it in an index, which bounds it."""
 
 
 NodeFilterText = Annotated[

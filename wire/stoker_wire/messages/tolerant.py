@@ -16,15 +16,17 @@ import msgspec
 T = TypeVar("T")
 
 UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+MOST_UNKNOWN = 10_000
 _PATH = re.compile(r" - at `(?:key` in `)?\$(.*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|(\[\.\.\.\])")
 
 
 class TolerantDecoder(Generic[T]):
-    """A decoder of msgpack (or JSON) that ignores unknown fields of every type inside."""
+    """A decoder of msgpack (or JSON) that ignores unknown fields of every type inside, ``most`` of them."""
 
-    def __init__(self, type_: type[T], *, json: bool = False) -> None:
+    def __init__(self, type_: type[T], *, json: bool = False, most: int = MOST_UNKNOWN) -> None:
         self._type = type_
+        self._most = most
         self._typed: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T] = (
             msgspec.json.Decoder(type_) if json else msgspec.msgpack.Decoder(type_)
         )
@@ -37,18 +39,22 @@ class TolerantDecoder(Generic[T]):
         except msgspec.ValidationError as error:
             if UNKNOWN.search(str(error)) is None:
                 raise
-        return convert_known(self._untyped(raw), self._type)
+        return convert_known(self._untyped(raw), self._type, self._most)
 
 
-def convert_known(document: Any, type_: type[T]) -> T:
-    """Return a document of plain values as ``type_``, without the fields that it does not know."""
+def convert_known(document: Any, type_: type[T], most: int = MOST_UNKNOWN) -> T:
+    """Return a document of plain values as ``type_``, without the fields that it does not know.
+
+    Each costs a pass, so ``most`` bounds them; more are a ValidationError.
+    """
     while True:
         try:
             return msgspec.convert(document, type_, str_keys=True)
         except msgspec.ValidationError as error:
             unknown = UNKNOWN.search(str(error))
-            if unknown is None:
+            if unknown is None or most == 0:
                 raise
+            most -= 1
             _, steps = steps_to(str(error), document, type_)
             document = _without(document, [*steps, unknown.group(1)])
 

@@ -19,6 +19,7 @@ from stoker_wire.messages.common import (
     Asked,
     Count,
     ErrorInfo,
+    Id,
     Int64,
     Labels,
     Message,
@@ -27,6 +28,7 @@ from stoker_wire.messages.common import (
     Resources,
     RuntimeEnv,
     Selector,
+    Time,
 )
 from stoker_wire.messages.queues import DEFAULT_QUEUE
 
@@ -467,16 +469,16 @@ class TaskState(StrEnum):
 class TaskRecord(Record):
     """Record of one attempt. Reports merge by (task_id, attempt): later states win."""
 
-    task_id: str
-    attempt: Int64
+    task_id: Id
+    attempt: Count
     state: TaskState
-    job_id: str
+    job_id: Id
     name: str
     actor_id: str = ""
     parent_task_id: str = ""
-    submitted_at_s: float | None = None
-    started_at_s: float | None = None
-    ended_at_s: float | None = None
+    submitted_at_s: Time | None = None
+    started_at_s: Time | None = None
+    ended_at_s: Time | None = None
     node_id: str = ""
     worker_id: str = ""
     args_nbytes: Int64 = 0
