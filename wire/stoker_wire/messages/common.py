@@ -27,11 +27,15 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=MAX_INT64)]
 """An integer that every encoding and SQL can hold; JSON alone would decode a larger one."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)]
 """A number of things, of bytes or of attempts."""
-Resources = Annotated[dict[str, float], msgspec.Meta(description="name -> amount; memory in bytes")]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+"""An amount of a resource; memory is in bytes."""
+Resources = Annotated[
+    dict[str, Amount], msgspec.Meta(description="name -> amount; memory in bytes")
+]
 MAX_NAMES = 256
 """Resources, or labels, that one request may name; a node may have any number of resources."""
 Asked = Annotated[
-    dict[str, float],
+    dict[str, Amount],
     msgspec.Meta(max_length=MAX_NAMES, description="name -> amount; memory in bytes"),
 ]
 """Resources that a request asks for."""

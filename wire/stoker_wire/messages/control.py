@@ -8,7 +8,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from stoker_wire.messages.cluster import Demand
-from stoker_wire.messages.common import Count, Int64, Message, Record, Resources
+from stoker_wire.messages.common import Count, Int64, Message, PositiveSeconds, Record, Resources
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class CreateToken(Message):
     """Request for a further token; its secret is shown once, in the reply."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-    expires_in_s: float | None = None
+    expires_in_s: PositiveSeconds | None = None
 
 
 class Token(Record):

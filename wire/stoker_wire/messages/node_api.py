@@ -94,7 +94,7 @@ class LogsQuery(Message):
     job_id: str = ""
     worker_id: str = ""
     kind: str = ""
-    attempt: int = 0
+    attempt: Count = 0
     follow: bool = False
     since: Position = 0
     tail: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0

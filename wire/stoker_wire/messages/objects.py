@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 from stoker_wire.ids import Prefix
-from stoker_wire.messages.common import MAX_INT64, Address, Count, Int64, Message, Record
+from stoker_wire.messages.common import MAX_INT64, Address, Count, Int64, Message, Record, Time
 from stoker_wire.messages.control import ListQuery
 
 CLUSTER = Address("cluster", "", "", "", "")
@@ -55,7 +55,7 @@ class ObjectInfo(Record):
     job_id: str = ""
     owner_id: str = ""
     node_id: str = ""
-    created_at_s: float = 0.0
+    created_at_s: Time = 0.0
     spilled: bool = False
     copy_of: str = ""
 
