@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _PIP_S = 600.0
 _SWEEP_S = 60.0
 _PIP_LINES = 20
-_HASH = re.compile(r"^[0-9a-zA-Z]{8,128}$")
+_HASH = re.compile(r"[0-9a-f]{64}")
 _MAX_UNPACKED_BYTES = 10 * 2**30
 _MAX_MEMBERS = 100_000
 
@@ -155,6 +155,7 @@ class Environments:
                 f"upload it first (PUT /v1/packages/{package}), or name a folder"
             ) from None
         partial = path.with_name(f"{path.name}.partial")
+        await asyncio.to_thread(_check_content, content, package)
         await asyncio.to_thread(_extract, content, partial, package)
         partial.rename(path)
 
@@ -190,8 +191,16 @@ def _short(package: str) -> str:
 
 
 def _check_hash(package: str) -> None:
-    if not _HASH.match(package):
+    if not _HASH.fullmatch(package):
         raise RuntimeEnvSetupError(f"this is not the hash of a package\n{package!r}")
+
+
+def _check_content(content: bytes, package: str) -> None:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != package:
+        raise RuntimeEnvSetupError(
+            f"package {_short(package)} is not what it is named by\nthe SHA-256 of what came is {digest}"
+        )
 
 
 def _check_cwd(cwd: str) -> None:

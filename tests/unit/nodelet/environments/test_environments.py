@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import stat
 import zipfile
@@ -100,6 +101,28 @@ async def test_a_package_that_nobody_uploaded_fails_its_environment(tmp_path: Pa
                 RuntimeEnvSetupError, match=r"(?s)a{12}… is not in this cluster.*a{64}"
             ):
                 await environments.prepare(RuntimeEnv(working_dir="a" * 64), "job_1")
+
+
+async def test_a_package_is_unpacked_only_under_its_own_hash(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("module.py", "x = 1")
+    name = hashlib.sha256(content.getvalue()).hexdigest()
+
+    async def download(package: str) -> bytes:
+        return content.getvalue()
+
+    async with Background("test") as background:
+        folders = JobFolders(tmp_path / "jobs", keep_s=0.0)
+        retention = EnvironmentRetention(tmp_path / "env", 0.0, 0)
+        environments = Environments(tmp_path / "env", download, background, folders, retention)
+        assert (await environments.prepare(RuntimeEnv(py_modules=(name,)), "job_1")).sys_path
+        with pytest.raises(RuntimeEnvSetupError, match="not what it is named by"):
+            await environments.prepare(RuntimeEnv(py_modules=("0" * 64,)), "job_1")
+        for other in (name[:16], "../" + name, name.upper(), name + "\n"):
+            with pytest.raises(RuntimeEnvSetupError, match="not the hash of a package"):
+                await environments.prepare(RuntimeEnv(py_modules=(other,)), "job_1")
+    assert [one.name for one in (tmp_path / "env" / "packages").iterdir()] == [name]
 
 
 async def test_a_command_that_fails_is_named_with_its_own_last_words() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import os
 import tarfile
@@ -67,7 +68,7 @@ async def test_a_disk_without_room_for_the_copy_fails_the_job_with_the_reason(
     environments = Environments(
         tmp_path / "env", download, background, folders, EnvironmentRetention(tmp_path, 0.0, 0)
     )
-    wanted = RuntimeEnv(working_dir="a" * 64)
+    wanted = RuntimeEnv(working_dir=hashlib.sha256(packed.getvalue()).hexdigest())
     first, second = [await environments.prepare(wanted, job_id) for job_id in ("job_1", "job_2")]
     assert first.cwd != second.cwd
     assert os.listdir(first.cwd) == os.listdir(second.cwd) == ["main.py"]
