@@ -403,7 +403,7 @@ def _build_environments(
     retention = EnvironmentRetention(
         root, settings.keep_environments_s, settings.environments_max_bytes
     )
-    return Environments(root, download, background, folders, retention)
+    return Environments(root, download, background, folders, retention, settings.package_max_bytes)
 
 
 def _build_membership(parts: Parts, registration: RegisterNode) -> Membership:

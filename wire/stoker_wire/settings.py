@@ -401,6 +401,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             description="size of those above which the ones used least recently go; 0: none",
         ),
     ] = 20 << 30
+    package_max_bytes: Annotated[
+        int, Meta(ge=1, description="size to which one package may unpack on a node")
+    ] = 2 << 30
     log_max_bytes: Annotated[
         int,
         Meta(

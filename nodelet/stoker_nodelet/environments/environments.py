@@ -33,8 +33,11 @@ _PIP_S = 600.0
 _SWEEP_S = 60.0
 _PIP_LINES = 20
 _HASH = re.compile(r"[0-9a-f]{64}")
-_MAX_UNPACKED_BYTES = 10 * 2**30
 _MAX_MEMBERS = 100_000
+_MEMBER = b"PK\1\2"
+"""Before each entry of an archive's table of contents, which zipfile reads as a whole."""
+_MAX_MARKS = 4 * _MAX_MEMBERS
+"""How often these bytes may occur: they may be in a member, too, that is a zip itself."""
 
 Download = Callable[[str], Awaitable[bytes]]
 
@@ -78,6 +81,7 @@ class Environments:
     background: Background
     folders: JobFolders
     retention: EnvironmentRetention
+    max_unpacked_bytes: int = 2 << 30
     _builds: dict[Path, asyncio.Task[None]] = field(default_factory=dict)
     _folders_of: dict[str, frozenset[Path]] = field(default_factory=dict)
     """Packages and venvs, by the key of the environment that workers have of them."""
@@ -156,7 +160,7 @@ class Environments:
             ) from None
         partial = path.with_name(f"{path.name}.partial")
         await asyncio.to_thread(_check_content, content, package)
-        await asyncio.to_thread(_extract, content, partial, package)
+        await asyncio.to_thread(_extract, content, partial, package, self.max_unpacked_bytes)
         partial.rename(path)
 
     async def _venv(self, requirements: tuple[str, ...]) -> Path:
@@ -213,13 +217,13 @@ def _is_there(path: Path) -> bool:
     return path.exists()
 
 
-def _extract(content: bytes, target: Path, package: str) -> None:
+def _extract(content: bytes, target: Path, package: str, max_bytes: int) -> None:
     """Unpack a zip archive; members that would leave ``target`` or are links are refused."""
     shutil.rmtree(target, ignore_errors=True)
     is_whole = False
     try:
         target.mkdir(parents=True)
-        _extract_members(content, target.resolve(), package)
+        _extract_members(content, target.resolve(), package, max_bytes)
         is_whole = True
     except RuntimeEnvSetupError:
         raise
@@ -235,18 +239,19 @@ def _extract(content: bytes, target: Path, package: str) -> None:
             shutil.rmtree(target, ignore_errors=True)
 
 
-def _extract_members(content: bytes, root: Path, package: str) -> None:
+def _extract_members(content: bytes, root: Path, package: str, max_bytes: int) -> None:
+    if content.count(_MEMBER) > _MAX_MARKS:
+        raise _too_many(package, f"more than {_MAX_MEMBERS} files")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
             if len(members) > _MAX_MEMBERS:
+                raise _too_many(package, f"{len(members)} files, more than {_MAX_MEMBERS}")
+            nbytes = sum(member.file_size for member in members)
+            if nbytes > max_bytes:
                 raise RuntimeEnvSetupError(
-                    f"package {_short(package)} has {len(members)} files, more than {_MAX_MEMBERS}\n"
-                    f"its full hash is {package}"
-                )
-            if sum(member.file_size for member in members) > _MAX_UNPACKED_BYTES:
-                raise RuntimeEnvSetupError(
-                    f"package {_short(package)} unpacks to more than 10 GiB\n"
+                    f"package {_short(package)} unpacks to {nbytes >> 20} MiB, more than the "
+                    f"{max_bytes >> 20} MiB of STOKER_PACKAGE_MAX_BYTES\n"
                     f"its full hash is {package}"
                 )
             for member in members:
@@ -264,6 +269,12 @@ def _extract_members(content: bytes, root: Path, package: str) -> None:
         raise RuntimeEnvSetupError(
             f"package {_short(package)} is not a zip archive\n{error}\nits full hash is {package}"
         ) from None
+
+
+def _too_many(package: str, count: str) -> RuntimeEnvSetupError:
+    return RuntimeEnvSetupError(
+        f"package {_short(package)} has {count}\nits full hash is {package}"
+    )
 
 
 async def _make_venv(path: Path, requirements: tuple[str, ...]) -> None:
