@@ -48,7 +48,7 @@ from stoker_nodelet.workers.reaper import (
     kill_descendants,
     prctl,
 )
-from stoker_wire.process import process_tree
+from stoker_wire.process import process_tree, umask
 from stoker_wire.process.search_path import apply_path
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def start_forkserver(
             stderr=output,
             env={**os.environ, **(env or {})},
             start_new_session=True,
+            umask=umask.INHERITED,
         )
     return ForkServerHandle(proc, ours, target, tuple(preload), executable)
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from stoker_wire.errors import StokerError
-from stoker_wire.process import garbage, log
+from stoker_wire.process import garbage, log, umask
 from stoker_wire.process.event_loop import new_loop
 from stoker_wire.settings import Settings
 
@@ -35,6 +35,7 @@ def run_service(
     """
     settings = settings or Settings.from_env()
     log.configure(settings.log_level, settings.log_format)
+    umask.restrict()
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_run(main))
