@@ -26,6 +26,7 @@ from stoker_wire.messages.cluster import (
     WorkerExit,
     WorkersExited,
 )
+from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.control import (
     Event,
     Explanation,
@@ -110,6 +111,19 @@ async def exit_of(client: Client, now: Actor) -> None:
         cause="killed by SIGSEGV",
     )
     await client.call("POST", "/v1/workers/exited", WorkersExited(exits=(gone,)))
+
+
+async def test_neither_a_job_nor_an_actor_sets_what_its_lease_does(client: Client) -> None:
+    job = await attach(client)
+    mask = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    made = an_actor(job.job_id)
+    demand = msgspec.structs.replace(made.demand, runtime_env=RuntimeEnv(env_vars=mask))
+    for path, body in (
+        ("/v1/jobs", SubmitJob(entrypoint="true", runtime_env=RuntimeEnv(env_vars=mask))),
+        ("/v1/actors", msgspec.structs.replace(made, demand=demand)),
+    ):
+        with pytest.raises(BadRequestError, match="CUDA_VISIBLE_DEVICES: this variable"):
+            await client.call("POST", path, body)
 
 
 async def test_an_attached_job_ends_by_its_finish_or_by_the_loss_of_its_driver(

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from stoker_nodelet.environments.job_folders import JobFolders, copy_private
 from stoker_nodelet.environments.retention import EnvironmentRetention, touch
-from stoker_wire.errors import NotFoundError, RuntimeEnvSetupError, StokerError
+from stoker_wire.constraints import variables
+from stoker_wire.errors import BadRequestError, NotFoundError, RuntimeEnvSetupError, StokerError
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ class Environment:
 
     def keyed(self) -> Environment:
         """Return this environment with the key that follows from its other fields."""
-        variables = sorted(self.env_vars.items())
-        fields = (self.python, self.preload, variables, self.sys_path, self.cwd)
+        env_vars = sorted(self.env_vars.items())
+        fields = (self.python, self.preload, env_vars, self.sys_path, self.cwd)
         return replace(self, key=hashlib.sha256(repr(fields).encode()).hexdigest()[:16])
 
     def with_variables(self, more: dict[str, str]) -> Environment:
@@ -109,6 +110,10 @@ class Environments:
 
     async def prepare(self, wanted: RuntimeEnv, job_id: str) -> Environment:
         """Build ``wanted`` for a job, as far as it is not there; return it."""
+        try:
+            variables.check(wanted.env_vars)
+        except BadRequestError as error:
+            raise RuntimeEnvSetupError(error.message) from None
         sys_path = list(wanted.sys_path)
         cwd = wanted.cwd or ""
         for package in reversed(wanted.py_modules):

@@ -12,6 +12,7 @@ from stoker_gcs.registry.actors import rules
 from stoker_gcs.registry.actors.rules import ACTORS
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change, WriteConflict
+from stoker_wire.constraints import variables
 from stoker_wire.errors import BadRequestError, NameTakenError, NotFoundError, UnavailableError
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.common import ErrorInfo
@@ -57,6 +58,7 @@ class ActorRegistry:
     async def create(self, body: CreateActor) -> Actor:
         """Accept an actor, durably. The same id again gives the same actor."""
         check_id(body.actor_id, Prefix.ACTOR, field="actor_id")
+        variables.check(body.demand.runtime_env.env_vars, "demand.runtime_env.env_vars")
         if body.get_if_exists and not body.name:
             raise BadRequestError("get_if_exists: needs a name to look for", field="get_if_exists")
         existing = await self._state.find(ACTORS, body.actor_id)

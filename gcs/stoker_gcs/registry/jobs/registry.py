@@ -18,7 +18,7 @@ from stoker_gcs.state.records import MAX_TRIES
 from stoker_gcs.state.removed_tasks import removed_until
 from stoker_gcs.store.changes import Change, Delete, Upsert, WriteConflict
 from stoker_gcs.store.changes import Prefix as SqlPrefix
-from stoker_wire.constraints import node_filters
+from stoker_wire.constraints import node_filters, variables
 from stoker_wire.errors import (
     BadRequestError,
     ConflictError,
@@ -114,6 +114,7 @@ class JobRegistry:
                 field=f"{field}one_per_node",
             )
         node_filters.check(body.node_filter, field=f"{field}node_filter")
+        variables.check(body.runtime_env.env_vars, f"{field}runtime_env.env_vars")
 
     async def report_slow_rank(self, job_id: str, body: ReportSlowRank) -> SlowRank:
         """Write a slow rank of a living job into the event log, which policies follow."""

@@ -137,6 +137,24 @@ async def test_a_package_that_nobody_uploaded_fails_its_environment(tmp_path: Pa
                 await built.prepare(RuntimeEnv(working_dir="a" * 64), "job_1")
 
 
+async def test_what_a_lease_sets_is_not_the_environments_to_set(tmp_path: Path) -> None:
+    async with Background("test") as background:
+        folders = JobFolders(tmp_path / "jobs", keep_s=0.0)
+        retention = EnvironmentRetention(tmp_path / "env", 0.0, 0)
+        built = Environments(tmp_path / "env", no_download, background, folders, retention)
+        free = {"TRITON_CACHE_DIR": "/mine", "STOKER_KERNELS_BACKEND": "triton", "STOKERS": "1"}
+        assert (await built.prepare(RuntimeEnv(env_vars=free), "job_1")).env_vars == free
+        for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "STOKER_NODE_ID"):
+            with pytest.raises(
+                RuntimeEnvSetupError, match=rf"env_vars\.{name}: this variable cannot"
+            ):
+                await built.prepare(RuntimeEnv(env_vars={"A": "1", name: ""}), "job_1")
+
+
+async def no_download(package: str) -> bytes:
+    raise AssertionError(package)
+
+
 async def test_a_package_is_unpacked_only_under_its_own_hash(tmp_path: Path) -> None:
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
