@@ -33,8 +33,8 @@ def decoded_info(actor: Actor) -> HandleInfo:
         info = msgspec.msgpack.decode(actor.handle_info, type=HandleInfo)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SerializationError(
-            f"the handle of actor {actor.actor_id} cannot be read: {error}\n"
-            "another version of stoker made it: use that one, or create the actor again"
+            f"the handle of actor {actor.actor_id} cannot be read\n"
+            f"{error}; another version of stoker made it: use that one, or create the actor again"
         ) from None
     if info.actor_id != actor.actor_id:
         raise SerializationError(
