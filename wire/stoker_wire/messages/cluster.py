@@ -24,6 +24,7 @@ from stoker_wire.messages.common import (
     MemoryUse,
     Message,
     NodeFilterText,
+    Offered,
     OnInfeasible,
     Record,
     Resources,
@@ -99,7 +100,7 @@ class RegisterNode(Message):
     hostname: str
     host_id: str
     pid: Int64
-    resources: Resources
+    resources: Offered
     devices: tuple[Device, ...] = ()
     labels: Selector = {}
     version: str = ""
@@ -357,7 +358,7 @@ class Lease(Record):
     kind: LeaseKind
     node_id: str
     node_incarnation: Int64
-    resources: Resources
+    resources: Offered
     gpus: dict[Int64, Amount] = {}
     granted_at_s: Time = 0.0
     blocked: bool = False

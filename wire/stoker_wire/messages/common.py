@@ -29,9 +29,10 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)]
 """A number of things, of bytes or of attempts."""
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 """An amount of a resource; memory is in bytes."""
-Resources = Annotated[
-    dict[str, Amount], msgspec.Meta(description="name -> amount; memory in bytes")
-]
+Resources = Annotated[dict[str, float], msgspec.Meta(description="name -> amount; memory in bytes")]
+"""Resources in a reply: what is left of a node is less than nothing where a lease lends its CPUs."""
+Offered = Annotated[dict[str, Amount], msgspec.Meta(description="name -> amount; memory in bytes")]
+"""Resources of a node, or of a lease."""
 MAX_NAMES = 256
 """Resources, or labels, that one request may name; a node may have any number of resources."""
 Asked = Annotated[
