@@ -159,11 +159,7 @@ class JobRegistry:
                     f"there is a job {job_id} already ({known.state})\nchoose another job_id",
                     field="job_id",
                 ) from None
-            if known.entrypoint != body.entrypoint:
-                raise IdempotencyError(
-                    "this Idempotency-Key was used before for another job", field="Idempotency-Key"
-                ) from None
-            return known
+            return _same(known, job)
         return job
 
     async def _check_unused(self, body: SubmitJob, job_id: str) -> None:
@@ -207,7 +203,7 @@ class JobRegistry:
         try:
             await self._state.writer.apply(Change((JOBS.insert(job),), (event,)))
         except WriteConflict:
-            return await self._state.get(JOBS, job.job_id)
+            return _same(await self._state.get(JOBS, job.job_id), job)
         return job
 
     async def finish(self, job_id: str, body: FinishJob) -> Job:
@@ -405,6 +401,16 @@ class JobRegistry:
                 await self._state.change(
                     JOBS, exit_.job_id, lambda job: rules.driver_exited(job, exit_, now, jitter)
                 )
+
+
+def _same(known: Job, job: Job) -> Job:
+    """Return the job that a request made when it was sent first."""
+    if not rules.is_of_same_request(known, job):
+        raise IdempotencyError(
+            "this Idempotency-Key was used before with another body\nuse a new key for a new job",
+            field="Idempotency-Key",
+        )
+    return known
 
 
 def _id_for(key: str | None) -> str:

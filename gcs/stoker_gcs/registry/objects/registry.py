@@ -86,7 +86,7 @@ class DetachedObjects:
         for _ in range(MAX_TRIES):
             existing = await self._state.find(OBJECTS, one.object_id)
             if existing is not None and not self.is_abandoned(existing.record):
-                return existing.record
+                return _same(existing.record, one)
             if existing is not None:
                 with contextlib.suppress(NotFoundError):
                     await self.free(one.object_id)
@@ -184,3 +184,13 @@ class DetachedObjects:
                 continue
             return current.record
         raise NotFoundError(f"there is no detached object {object_id!r}")
+
+
+def _same(one: DetachedObject, other: DetachedObject) -> DetachedObject:
+    """Return the detached object that a request made when it was sent first; its id is no other's to use."""
+    if (one.namespace, one.name) != (other.namespace, other.name):
+        raise ConflictError(
+            f"there is another detached object {one.object_id} already\nchoose another id",
+            field="object_id",
+        )
+    return one
