@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+from functools import partial
 from typing import TYPE_CHECKING
 
+from stoker_gcs.registry.kv.quota import Quota
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import MAX_TRIES
 from stoker_gcs.store.changes import Change, Delete, Insert, Update, WriteConflict
@@ -15,6 +17,7 @@ from stoker_wire.errors import BadRequestError, ConflictError, NotFoundError, Un
 if TYPE_CHECKING:
     from stoker_gcs.state.records import StateStore
     from stoker_gcs.store.changes import Condition, Value
+    from stoker_wire.settings import Settings
 
 FUNCTIONS, PACKAGES = "function", "package"
 _LARGE = 1 << 20
@@ -29,8 +32,17 @@ def _sha256(value: bytes) -> str:
 class Blobs:
     """Content that never changes, by kind and id. What is in use is recorded every ``use_step_s``."""
 
-    def __init__(self, state: StateStore, use_step_s: float) -> None:
+    def __init__(self, state: StateStore, settings: Settings, use_step_s: float) -> None:
         self._state = state
+        self._quota = Quota(
+            state,
+            schema.BLOBS,
+            "kind",
+            max_count=settings.blobs_max_count,
+            max_bytes=settings.blobs_max_bytes,
+            fix="those that nothing uses leave after STOKER_KEEP_BLOBS_S; or raise "
+            "STOKER_BLOBS_MAX_BYTES or STOKER_BLOBS_MAX_COUNT",
+        )
         self._use_step_s = use_step_s
 
     async def put(self, kind: str, blob_id: str, value: bytes) -> None:
@@ -42,6 +54,8 @@ class Blobs:
                 f"its SHA-256 is {digest}, its name says {blob_id[:_SHOWN]}",
                 field="hash",
             )
+        held = partial(self.size, kind, blob_id)
+        await self._quota.admit(f"the store of {kind}s", kind, len(value), held)
         row: dict[str, Value] = {
             "kind": kind,
             "blob_id": blob_id,
