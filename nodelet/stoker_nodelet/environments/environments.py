@@ -142,7 +142,9 @@ class Environments:
         path = self.folders.working_dir(job_id, package)
 
         async def copy() -> None:
-            await asyncio.to_thread(copy_private, await self._package(package), path)
+            source = await self._package(package)
+            self.folders.make_folder(job_id)
+            await asyncio.to_thread(copy_private, source, path)
 
         try:
             if not path.exists():

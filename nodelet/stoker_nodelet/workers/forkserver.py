@@ -36,7 +36,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from stoker_nodelet.objects import arena
 from stoker_nodelet.workers.reaper import (
@@ -111,7 +111,7 @@ def start_forkserver(
         command += ["--preload", module]
     with contextlib.ExitStack() as files:
         files.enter_context(theirs)
-        output = files.enter_context(log_path.open("ab")) if log_path else None
+        output = files.enter_context(_log(log_path)) if log_path else None
         proc = subprocess.Popen(
             command,
             pass_fds=(theirs.fileno(),),
@@ -146,11 +146,15 @@ def fork_forkserver(log_path: Path, *, target: str = DEFAULT_TARGET) -> ForkServ
 def _detach(kept_fd: int, log_path: Path) -> None:
     """Leave the parent's session and close all that is its, but one socket."""
     os.setsid()
-    with open(os.devnull, "rb") as null, log_path.open("ab") as log:
+    with open(os.devnull, "rb") as null, _log(log_path) as log:
         os.dup2(null.fileno(), 0)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     _close_all_but(kept_fd)
+
+
+def _log(path: Path) -> BinaryIO:
+    return open(path, "ab", opener=umask.private)
 
 
 def _close_all_but(*fds: int) -> None:

@@ -12,3 +12,8 @@ os.umask(INHERITED)
 def restrict() -> None:
     """Have the files and folders that this process makes be readable by its own user alone."""
     os.umask(0o077)
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file that is its user's alone, before :func:`restrict`: an opener for ``open()``."""
+    return os.open(path, flags, 0o600)

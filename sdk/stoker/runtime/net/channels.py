@@ -91,6 +91,7 @@ class Channels:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(socket_path)
             await web.UnixSite(self._runner, socket_path).start()
+            os.chmod(socket_path, 0o600)
         if self._tcp is not None:
             await web.SockSite(self._runner, self._tcp).start()
 
