@@ -266,10 +266,26 @@ def _of_data() -> list[Limit]:
 
 
 def _of_things() -> list[Limit]:
-    package = "422 `runtime_env_failed`"
+    package, full = "422 `runtime_env_failed`", "413 `payload_too_large`"
     return [
-        Limit("package, unpacked", _size(environments._MAX_UNPACKED_BYTES), "", package),
+        Limit(
+            "package, unpacked",
+            _size(_DEFAULTS.package_max_bytes),
+            _setting("package_max_bytes"),
+            package,
+        ),
         Limit("files of a package", _number(environments._MAX_MEMBERS), "", package),
+        *(
+            Limit(what, shown(getattr(_DEFAULTS, name)), _setting(name), error)
+            for what, name, shown, error in (
+                ("value of a key", "kv_value_max_bytes", _size, full),
+                ("values of a namespace", "kv_namespace_max_bytes", _size, full),
+                ("keys of a namespace", "kv_namespace_max_keys", _number, full),
+                ("all packages, and all functions", "blobs_max_bytes", _size, full),
+                ("packages, and functions", "blobs_max_count", _number, full),
+                ("detached objects", "detached_max_count", _number, full),
+            )
+        ),
         Limit(
             "detached objects, all copies",
             _size(_DEFAULTS.detached_max_bytes),

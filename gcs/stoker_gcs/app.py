@@ -151,7 +151,7 @@ def build_app(
     schedules = ScheduleRegistry(state, jobs, queues)
     objects = DetachedObjects(state, jobs, settings)
     copies = ObjectCopies(objects, peers, nodes.view)
-    blobs = Blobs(state, use_step_s(settings))
+    blobs = Blobs(state, settings, use_step_s(settings))
     snapshots = Snapshots(state, settings)
     driver_placement = DriverPlacement(state, peers, jobs, job_work, releaser)
     people = Tokens(state, tokens)
@@ -179,7 +179,7 @@ def build_app(
         nodes=nodes,
         election=election,
         peers=peers,
-        kv=KeyValues(state),
+        kv=KeyValues(state, settings),
         blobs=blobs,
         tokens=people,
         access=Access(state, jobs, people),

@@ -94,7 +94,8 @@ def backup(database_url: str, path: Path, progress: Progress | None = None) -> M
     manifest: list[Manifest] = []
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("xb") as file:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
             connected(database_url, lambda at: manifest.append(_write(at, file, progress)))
             file.flush()
             os.fsync(file.fileno())

@@ -50,6 +50,7 @@ from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, ForkServerHandle, 
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.constraints.taints import Taint, parse_taint
 from stoker_wire.errors import BadRequestError, ConflictError, NotFoundError
+from stoker_wire.http.auth import private_dir
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.service import Service
 from stoker_wire.ids import Prefix, new_id
@@ -406,7 +407,7 @@ def _build_environments(
     retention = EnvironmentRetention(
         root, settings.keep_environments_s, settings.environments_max_bytes
     )
-    return Environments(root, download, background, folders, retention)
+    return Environments(root, download, background, folders, retention, settings.package_max_bytes)
 
 
 def _build_membership(parts: Parts, registration: RegisterNode) -> Membership:
@@ -439,7 +440,7 @@ def _make_folders(session_dir: Path, node_id: str) -> tuple[Path, Path]:
     session_dir = session_dir.absolute()
     socket_dir = arena.socket_folder(session_dir, node_id)
     for folder in (session_dir, session_dir / "logs"):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_dir(folder)
     if socket_dir.parent == session_dir:
         socket_dir.mkdir(mode=0o700, exist_ok=True)
     else:

@@ -30,6 +30,7 @@ from stoker_scheduler.wire_types import bundles_event, lease_of, request_event
 from stoker_wire.errors import (
     ConflictError,
     DeadlineExceededError,
+    IdempotencyError,
     InfeasibleError,
     JobFinishedError,
     PlacementGroupRemovedError,
@@ -197,6 +198,7 @@ class Engine:
     async def _request(
         self, request: LeaseRequest | RequestBundles, event: ev.LeaseRequested
     ) -> LeaseReply:
+        self._check_own(event)
         extended = self._extenders.extend(event.requirements)
         if extended is not event.requirements:
             event = msgspec.structs.replace(event, requirements=extended)
@@ -217,6 +219,19 @@ class Engine:
                 "up: ask again under the same id"
             )
         return future.result()
+
+    def _check_own(self, event: ev.LeaseRequested) -> None:
+        """Raise IdempotencyError for the id of another owner's request, whose leases it would get."""
+        pending = self.state.pending.get(event.request_id)
+        answer = self.state.answers.get(event.request_id)
+        own = event.owner_id, event.job_id
+        known = [pending.request] if pending is not None else []
+        leases = [self.state.leases.get(one) for one in answer.lease_ids] if answer else []
+        if any((one.owner_id, one.job_id) != own for one in (*known, *leases) if one is not None):
+            raise IdempotencyError(
+                "this request_id was used before by another owner\nuse a new one for a new request",
+                field="request_id",
+            )
 
     async def consult(self, requirements: R) -> R:
         """Return the requirements as they would be requested, with the answer of extenders at hand."""

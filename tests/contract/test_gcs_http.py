@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import socket
 from typing import TYPE_CHECKING
 
@@ -314,14 +315,20 @@ async def test_keys_are_raw_waited_for_and_listed(client: Client) -> None:
 
 
 async def test_functions_and_packages_are_kept_by_content(client: Client) -> None:
-    for _ in range(2):
-        await client.call("PUT", "/v1/functions/f_1", b"code")
-    assert await client.call("GET", "/v1/functions/f_1", raw=True) == b"code"
-    with pytest.raises(BadRequestError, match="not what it is named by"):
-        await client.call("PUT", f"/v1/packages/{'0' * 64}", b"zip")
-    right = "a9c3e1b5a0d1d0a7a7b3f5e6b1b0c6d3"
-    with pytest.raises(NotFoundError):
-        await client.call("GET", f"/v1/packages/{right}", raw=True)
+    large = bytes(2 << 20)
+    for kind, content in (("functions", b"code"), ("packages", b"zip"), ("functions", large)):
+        digest = hashlib.sha256(content).hexdigest()
+        path = f"/v1/{kind}/{digest}"
+        with pytest.raises(NotFoundError):
+            await client.call("GET", path, raw=True)
+        for other in ("f_1", digest[:16], digest[:-1], "0" * 64):
+            with pytest.raises(BadRequestError, match="not what it is named by"):
+                await client.call("PUT", f"/v1/{kind}/{other}", content)
+        for _ in range(2):
+            await client.call("PUT", path, content)
+        with pytest.raises(BadRequestError, match="not what it is named by"):
+            await client.call("PUT", path, content + b"x")
+        assert await client.call("GET", path, raw=True) == content
 
 
 async def test_a_watch_resumes_where_it_was_and_is_told_when_it_cannot(

@@ -63,6 +63,42 @@ async def test_rows_of_spool_files_are_stored_as_they_come(
     assert running.app.history.dropped == 3
 
 
+async def test_a_bad_record_is_refused_and_a_damaged_row_breaks_no_list(
+    served: tuple[Running, Client],
+) -> None:
+    running, client = served
+    job = await attach(client)
+    good = TaskRecord(
+        task_id="t_1", attempt=0, state=TaskState.RUNNING, job_id=job.job_id, name="f"
+    )
+    row = row_of(good)
+    for bad in ((*row[:8], b""), (*row[:8], b"\xc1"), ("t_2", 2**63, *row[2:])):
+        with pytest.raises(BadRequestError, match="no spool"):
+            await client.call("POST", "/v1/tasks/spooled", frames_of([row, bad]))
+    record = msgspec.to_builtins(good)
+    for change in ({"attempt": 2**63}, {"attempt": -1}, {"started_at_s": 1e300}):
+        with pytest.raises(BadRequestError, match=next(iter(change))):
+            await client.call("POST", "/v1/tasks/report", {"records": [{**record, **change}]})
+    damaged = [
+        (f"t_{index}", *row[1:8], facts) for index, facts in enumerate((b"", b"\xc1", b"\x80"))
+    ]
+    await running.app.state.writer.put_tasks(damaged)  # as an earlier version took it
+    page = await client.call("GET", "/v1/tasks", reply=Page[TaskRecord])
+    assert {one.task_id for one in page.items} == {"t_0", "t_1", "t_2"}
+    assert running.app.history.unreadable == 3
+    ended = msgspec.structs.replace(good, state=TaskState.FINISHED, ended_at_s=3.0)
+    await client.call("POST", "/v1/tasks/spooled", frames_of([row_of(ended)]))
+    assert await client.call("GET", "/v1/tasks/t_1", reply=TaskRecord) == ended
+    body = FinishJob(state=JobState.SUCCEEDED)
+    await client.call("POST", f"/v1/jobs/{job.job_id}/finish", body, reply=Job)
+
+    async def all_ended() -> bool:
+        page = await client.call("GET", "/v1/tasks", reply=Page[TaskRecord])
+        return all(one.ended_at_s is not None for one in page.items)
+
+    await eventually(all_ended, "damaged rows are closed with their job")
+
+
 async def test_what_nobody_can_report_any_more_ends_with_its_worker_or_node(
     served: tuple[Running, Client], fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:

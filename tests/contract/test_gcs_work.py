@@ -26,19 +26,24 @@ from stoker_wire.messages.cluster import (
     WorkerExit,
     WorkersExited,
 )
+from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.control import (
     Event,
     Explanation,
     Page,
 )
 from stoker_wire.messages.events import EventKind
+from stoker_wire.messages.groups import Bundle, CreatePlacementGroup
+from stoker_wire.messages.objects import CreateDetachedObject
 from stoker_wire.messages.work import (
     JOB_IS_OVER,
     Actor,
     ActorState,
+    AttachDriver,
     CreateActor,
     FinishJob,
     Job,
+    JobArray,
     JobOutput,
     JobState,
     KillActor,
@@ -110,6 +115,53 @@ async def exit_of(client: Client, now: Actor) -> None:
         cause="killed by SIGSEGV",
     )
     await client.call("POST", "/v1/workers/exited", WorkersExited(exits=(gone,)))
+
+
+async def test_neither_a_job_nor_an_actor_sets_what_its_lease_does(client: Client) -> None:
+    job = await attach(client)
+    mask = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    made = an_actor(job.job_id)
+    demand = msgspec.structs.replace(made.demand, runtime_env=RuntimeEnv(env_vars=mask))
+    for path, body in (
+        ("/v1/jobs", SubmitJob(entrypoint="true", runtime_env=RuntimeEnv(env_vars=mask))),
+        ("/v1/actors", msgspec.structs.replace(made, demand=demand)),
+    ):
+        with pytest.raises(BadRequestError, match="CUDA_VISIBLE_DEVICES: this variable"):
+            await client.call("POST", path, body)
+
+
+async def test_an_id_or_a_key_is_that_of_one_request(served: tuple[Running, Client]) -> None:
+    """Also where its reply is not remembered: in another replica, or after a restart."""
+    running, client = served
+    jobs = running.app.jobs
+    submission = SubmitJob(entrypoint="true", timeout_s=9.0, array=JobArray(indices=(1, 2)))
+    first = await jobs.submit(submission, key="k")
+    assert (await jobs.submit(submission, key="k")).job_id == first.job_id
+    driver = AttachDriver(pid=7, hostname="h")
+    attached = await jobs.attach(driver, key="d")
+    assert (await jobs.attach(driver, key="d")).job_id == attached.job_id
+    for other in (
+        jobs.submit(msgspec.structs.replace(submission, timeout_s=8.0), key="k"),
+        jobs.submit(msgspec.structs.replace(submission, array=None), key="k"),
+        jobs.attach(driver, key="k"),
+        jobs.attach(msgspec.structs.replace(driver, namespace="other"), key="d"),
+    ):
+        with pytest.raises(IdempotencyError, match="used before with another body"):
+            await other
+    mine, theirs = await attach(client), await attach(client)
+    group = CreatePlacementGroup(
+        group_id="pg_1", job_id=mine.job_id, bundles=(Bundle(resources={"CPU": 1.0}),)
+    )
+    value = CreateDetachedObject(object_id="o_detached_1", nbytes=1, name="x", value=b"v")
+    for path, body, change in (
+        ("/v1/actors", an_actor(mine.job_id), an_actor(theirs.job_id)),
+        ("/v1/placement-groups", group, msgspec.structs.replace(group, job_id=theirs.job_id)),
+        ("/v1/detached-objects", value, msgspec.structs.replace(value, name="y")),
+    ):
+        for _ in range(2):
+            await client.call("POST", path, body)
+        with pytest.raises(ConflictError, match="there is another"):
+            await client.call("POST", path, change)
 
 
 async def test_an_attached_job_ends_by_its_finish_or_by_the_loss_of_its_driver(

@@ -80,6 +80,7 @@ MIRRORED = {
 TESTS_OF_MORE = {
     "cli/test_command_line.py": "the command line as a user types it, across all commands",
     "gcs/test_events.py": "every kind of event, across all modules that emit one",
+    "wire/test_request_bounds.py": "the bounds of what requests hold, across all routes of all services",
     "gcs/test_replay.py": "replay(events) == state, across the rules of nodes, jobs and actors",
 }
 MIGRATION_VERSIONS = "versions"

@@ -337,6 +337,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             description="largest sum of all detached objects, copies counted; 0: no limit",
         ),
     ] = 64 << 30
+    detached_max_count: Annotated[
+        int, Meta(ge=0, description="most detached objects; 0: no limit")
+    ] = 1_000_000
+    kv_value_max_bytes: Annotated[
+        int, Meta(ge=1, description="largest value of a key; larger ones belong in stoker.put()")
+    ] = 16 << 20
+    kv_namespace_max_bytes: Annotated[
+        int, Meta(ge=0, description="largest sum of the values of a namespace; 0: no limit")
+    ] = 1 << 30
+    kv_namespace_max_keys: Annotated[
+        int, Meta(ge=0, description="most keys of a namespace; 0: no limit")
+    ] = 1_000_000
+    blobs_max_bytes: Annotated[
+        int,
+        Meta(ge=0, description="largest sum of all packages, and of all functions; 0: no limit"),
+    ] = 20 << 30
+    blobs_max_count: Annotated[
+        int, Meta(ge=0, description="most packages, and most functions; 0: no limit")
+    ] = 100_000
     keep_cache_s: Annotated[
         float,
         Meta(
@@ -414,6 +433,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             description="size of those above which the ones used least recently go; 0: none",
         ),
     ] = 20 << 30
+    package_max_bytes: Annotated[
+        int, Meta(ge=1, description="size to which one package may unpack on a node")
+    ] = 2 << 30
     log_max_bytes: Annotated[
         int,
         Meta(

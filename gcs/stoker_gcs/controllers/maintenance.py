@@ -44,6 +44,9 @@ class Maintenance:
         self._jobs_gauge = metrics.gauge("jobs_live", "Jobs that have not ended.")
         self._tasks_gauge = metrics.gauge("task_records", "Task records accepted since the start.")
         self._dropped_gauge = metrics.gauge("task_records_dropped", "Task records lost: must be 0.")
+        self._unreadable_gauge = metrics.gauge(
+            "task_records_unreadable", "Damaged task records that lists met: must be 0."
+        )
         self._commits_gauge = metrics.gauge("commits", "Transactions since the start.")
         self._changes_gauge = metrics.gauge("changes", "Changes in those transactions.")
         self._degraded_gauge = metrics.gauge("hot_store_degraded", "1 while Redis does not answer.")
@@ -59,6 +62,7 @@ class Maintenance:
             self._jobs_gauge.set(len(self._jobs.live))
             self._tasks_gauge.set(self._history.accepted)
             self._dropped_gauge.set(self._history.dropped)
+            self._unreadable_gauge.set(self._history.unreadable)
             self._commits_gauge.set(state.writer.changes.batches)
             self._changes_gauge.set(state.writer.changes.items)
             self._degraded_gauge.set(int(state.ephemeral.degraded))

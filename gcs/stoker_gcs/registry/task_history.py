@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from stoker_gcs.state import schema
 from stoker_gcs.store.rows import task_of
 from stoker_gcs.store.task_merge import inferred_end
-from stoker_wire.data.spool import RANKS, record_of, row_of, rows_in
+from stoker_wire.data.spool import RANKS, UNREADABLE, record_of, row_of, rows_in
 from stoker_wire.errors import NotFoundError
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.work import DETACHED_JOB, TaskHistoryStatus, TaskRecord, TaskState
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from stoker_gcs.registry.jobs.registry import JobRegistry
     from stoker_gcs.state.records import StateStore
-    from stoker_gcs.store.changes import Condition
+    from stoker_gcs.store.changes import Condition, Row
     from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.cluster import WorkerExit
     from stoker_wire.messages.control import ListQuery
@@ -41,6 +41,8 @@ class TaskHistory:
         self._jobs = jobs
         self.accepted = 0
         self.dropped = 0
+        self.unreadable = 0
+        """Damaged rows that a list met, which shows them by their columns alone."""
 
     async def report(self, records: tuple[TaskRecord, ...]) -> TaskHistoryStatus:
         """Store the records of a report."""
@@ -72,7 +74,7 @@ class TaskHistory:
         """Return a page of attempts."""
         given = {name: value for name, value in where.items() if value not in ("", ())}
         rows, cursor = await self._state.rows(schema.TASKS, query, given)
-        items = tuple(task_of(row) for row in rows)
+        items = self._read(rows)
         total, exact = await self._state.total(schema.TASKS, query, given)
         return Page(
             items=items,
@@ -90,7 +92,12 @@ class TaskHistory:
                 f"there is no task {task_id!r} in the history\n"
                 "a task shows up there once it has waited or run for about 100 ms, or has ended"
             )
-        return [task_of(row) for row in rows]
+        return list(self._read(rows))
+
+    def _read(self, rows: Sequence[Row]) -> tuple[TaskRecord, ...]:
+        records = tuple(task_of(row) for row in rows)
+        self.unreadable += sum(record.error is UNREADABLE for record in records)
+        return records
 
     async def close_job(self, job_id: str, *, before_s: float = math.inf) -> None:
         """Close the open attempts of a job that has ended, or was tried again at ``before_s``."""

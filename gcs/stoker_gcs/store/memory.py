@@ -166,6 +166,13 @@ class MemoryStore:
         """Return how many rows match, up to ``most``."""
         return min(most, sum(_matches(r, where or {}) for r in self._rows(table).values()))
 
+    async def summed(
+        self, table: Table, column: str, where: Mapping[str, Condition] | None = None
+    ) -> tuple[int, int]:
+        """Return how many rows match, and the sum of a column of theirs."""
+        rows = [row for row in self._rows(table).values() if _matches(row, where or {})]
+        return len(rows), sum(row[column] for row in rows)
+
     async def distinct(
         self, table: Table, column: str, where: Mapping[str, Condition] | None = None
     ) -> list[Value]:

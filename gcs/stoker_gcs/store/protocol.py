@@ -74,6 +74,12 @@ class Store(Protocol):
         """Return how many rows match; counting stops at ``most``."""
         ...
 
+    async def summed(
+        self, table: Table, column: str, where: Mapping[str, Condition] | None = None
+    ) -> tuple[int, int]:
+        """Return how many rows match, and the sum of a column of theirs."""
+        ...
+
     async def distinct(
         self, table: Table, column: str, where: Mapping[str, Condition] | None = None
     ) -> list[Value]:

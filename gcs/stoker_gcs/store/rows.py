@@ -65,7 +65,10 @@ def task_of(row: Mapping[str, Any]) -> TaskRecord:
 def times_of(row: Mapping[str, Any]) -> TaskTimes:
     """Return when an attempt was submitted, began and ended: all that is decoded of its row."""
     packed = row["record"]
-    if is_array(packed):
-        return _times(packed)
-    old = _times_in_map(packed)
+    try:
+        if is_array(packed):
+            return _times(packed)
+        old = _times_in_map(packed)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return TaskTimes()  # a damaged row
     return TaskTimes("", old.submitted_at_s, old.started_at_s, old.ended_at_s)

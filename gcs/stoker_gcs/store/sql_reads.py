@@ -58,6 +58,13 @@ class SqlReads(ABC):
         rows = await self.fetch(*sql.count(table, where or {}, most))
         return int(rows[0]["n"])
 
+    async def summed(
+        self, table: Table, column: str, where: Mapping[str, Condition] | None = None
+    ) -> tuple[int, int]:
+        """Return how many rows match, and the sum of a column of theirs."""
+        (row,) = await self.fetch(*sql.summed(table, column, where or {}))
+        return int(row["n"]), int(row["total"])
+
     async def distinct(
         self, table: Table, column: str, where: Mapping[str, Condition] | None = None
     ) -> list[Value]:

@@ -130,6 +130,7 @@ class SqliteStore(SqlReads):
         parent = Path(self._path).parent
         if self._path != ":memory:" and not parent.is_dir():
             raise DatabaseError(f"cannot open {self._url}\nthe directory {parent} does not exist")
+        _make_private(self._path)
         try:
             connection = self._connection()
             connection.execute("BEGIN IMMEDIATE")
@@ -239,6 +240,20 @@ class SqliteStore(SqlReads):
                     # Rare: most attempts are reported once, when they have ended.
                     again = _merged_with_known(connection, some)
                     connection.executemany(sql.UPSERT_TASKS_BY_POSITION, again)
+
+
+def _make_private(path: str) -> None:
+    """Make the file, or take it away from other users: SQLite gives its own mode to those beside it."""
+    if path == ":memory:":
+        return
+    with contextlib.suppress(OSError):  # what is wrong with it, SQLite finds next
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        # One that is there is not opened here: to close it would release the locks of this process.
+        if os.stat(path).st_mode & 0o077:
+            for name in (path, f"{path}-wal", f"{path}-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.chmod(name, 0o600)
 
 
 @contextlib.contextmanager

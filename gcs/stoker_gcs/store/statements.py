@@ -160,6 +160,13 @@ def count(table: Table, where: Mapping[str, Condition], most: int) -> Statement:
     return f"SELECT count(*) AS n FROM ({inner}) AS found", parameters
 
 
+def summed(table: Table, column: str, where: Mapping[str, Condition]) -> Statement:
+    """Return the query of how many rows match, as ``n``, and of the sum of a column, as ``total``."""
+    parameters: dict[str, Value] = {}
+    chosen = f"count(*) AS n, COALESCE(sum({column}), 0) AS total"
+    return f"SELECT {chosen} FROM {table.name}{_where(where, parameters)}", parameters
+
+
 def distinct(table: Table, column: str, where: Mapping[str, Condition]) -> Statement:
     """Return the query of the values of a column of the rows that match, each once."""
     parameters: dict[str, Value] = {}

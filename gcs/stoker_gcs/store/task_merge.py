@@ -43,7 +43,7 @@ _KEPT = frozenset(
 )
 _KEPT_COLUMNS = (4, 5, 6)
 """The columns name, node_id and actor_id."""
-_facts = msgspec.msgpack.Decoder(list[object]).decode
+_untyped = msgspec.msgpack.Decoder(list[object]).decode
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -85,7 +85,15 @@ def merge_rows(old: TaskRow, new: TaskRow) -> TaskRow:
 
 def is_array(packed: bytes) -> bool:
     """Return whether a row has its facts as this version writes them: the first one wrote a map."""
-    return packed[0] & 0xF0 == 0x90 or packed[0] == 0xDC
+    return packed[:1] >= b"\x90" and (packed[0] & 0xF0 == 0x90 or packed[0] == 0xDC)
+
+
+def _facts(packed: bytes) -> list[object]:
+    """Return the facts of a row, as far as it is not damaged."""
+    try:
+        return _untyped(packed)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
 
 
 def merge_all(rows: Iterable[TaskRow]) -> dict[tuple[str, int], TaskRow]:

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from stoker_nodelet.environments.job_folders import JobFolders, copy_private
 from stoker_nodelet.environments.retention import EnvironmentRetention, touch
-from stoker_wire.errors import NotFoundError, RuntimeEnvSetupError, StokerError
+from stoker_wire.constraints import variables
+from stoker_wire.errors import BadRequestError, NotFoundError, RuntimeEnvSetupError, StokerError
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
@@ -32,9 +33,12 @@ if TYPE_CHECKING:
 _PIP_S = 600.0
 _SWEEP_S = 60.0
 _PIP_LINES = 20
-_HASH = re.compile(r"^[0-9a-zA-Z]{8,128}$")
-_MAX_UNPACKED_BYTES = 10 * 2**30
+_HASH = re.compile(r"[0-9a-f]{64}")
 _MAX_MEMBERS = 100_000
+_MEMBER = b"PK\1\2"
+"""Before each entry of an archive's table of contents, which zipfile reads as a whole."""
+_MAX_MARKS = 4 * _MAX_MEMBERS
+"""How often these bytes may occur: they may be in a member, too, that is a zip itself."""
 
 Download = Callable[[str], Awaitable[bytes]]
 
@@ -57,8 +61,8 @@ class Environment:
 
     def keyed(self) -> Environment:
         """Return this environment with the key that follows from its other fields."""
-        variables = sorted(self.env_vars.items())
-        fields = (self.python, self.preload, variables, self.sys_path, self.cwd)
+        env_vars = sorted(self.env_vars.items())
+        fields = (self.python, self.preload, env_vars, self.sys_path, self.cwd)
         return replace(self, key=hashlib.sha256(repr(fields).encode()).hexdigest()[:16])
 
     def with_variables(self, more: dict[str, str]) -> Environment:
@@ -78,6 +82,7 @@ class Environments:
     background: Background
     folders: JobFolders
     retention: EnvironmentRetention
+    max_unpacked_bytes: int = 2 << 30
     _builds: dict[Path, asyncio.Task[None]] = field(default_factory=dict)
     _folders_of: dict[str, frozenset[Path]] = field(default_factory=dict)
     """Packages and venvs, by the key of the environment that workers have of them."""
@@ -105,6 +110,10 @@ class Environments:
 
     async def prepare(self, wanted: RuntimeEnv, job_id: str) -> Environment:
         """Build ``wanted`` for a job, as far as it is not there; return it."""
+        try:
+            variables.check(wanted.env_vars)
+        except BadRequestError as error:
+            raise RuntimeEnvSetupError(error.message) from None
         sys_path = list(wanted.sys_path)
         cwd = wanted.cwd or ""
         for package in reversed(wanted.py_modules):
@@ -133,7 +142,9 @@ class Environments:
         path = self.folders.working_dir(job_id, package)
 
         async def copy() -> None:
-            await asyncio.to_thread(copy_private, await self._package(package), path)
+            source = await self._package(package)
+            self.folders.make_folder(job_id)
+            await asyncio.to_thread(copy_private, source, path)
 
         try:
             if not path.exists():
@@ -155,7 +166,8 @@ class Environments:
                 f"upload it first (PUT /v1/packages/{package}), or name a folder"
             ) from None
         partial = path.with_name(f"{path.name}.partial")
-        await asyncio.to_thread(_extract, content, partial, package)
+        await asyncio.to_thread(_check_content, content, package)
+        await asyncio.to_thread(_extract, content, partial, package, self.max_unpacked_bytes)
         partial.rename(path)
 
     async def _venv(self, requirements: tuple[str, ...]) -> Path:
@@ -190,8 +202,16 @@ def _short(package: str) -> str:
 
 
 def _check_hash(package: str) -> None:
-    if not _HASH.match(package):
+    if not _HASH.fullmatch(package):
         raise RuntimeEnvSetupError(f"this is not the hash of a package\n{package!r}")
+
+
+def _check_content(content: bytes, package: str) -> None:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != package:
+        raise RuntimeEnvSetupError(
+            f"package {_short(package)} is not what it is named by\nthe SHA-256 of what came is {digest}"
+        )
 
 
 def _check_cwd(cwd: str) -> None:
@@ -204,13 +224,13 @@ def _is_there(path: Path) -> bool:
     return path.exists()
 
 
-def _extract(content: bytes, target: Path, package: str) -> None:
+def _extract(content: bytes, target: Path, package: str, max_bytes: int) -> None:
     """Unpack a zip archive; members that would leave ``target`` or are links are refused."""
     shutil.rmtree(target, ignore_errors=True)
     is_whole = False
     try:
         target.mkdir(parents=True)
-        _extract_members(content, target.resolve(), package)
+        _extract_members(content, target.resolve(), package, max_bytes)
         is_whole = True
     except RuntimeEnvSetupError:
         raise
@@ -226,18 +246,19 @@ def _extract(content: bytes, target: Path, package: str) -> None:
             shutil.rmtree(target, ignore_errors=True)
 
 
-def _extract_members(content: bytes, root: Path, package: str) -> None:
+def _extract_members(content: bytes, root: Path, package: str, max_bytes: int) -> None:
+    if content.count(_MEMBER) > _MAX_MARKS:
+        raise _too_many(package, f"more than {_MAX_MEMBERS} files")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
             if len(members) > _MAX_MEMBERS:
+                raise _too_many(package, f"{len(members)} files, more than {_MAX_MEMBERS}")
+            nbytes = sum(member.file_size for member in members)
+            if nbytes > max_bytes:
                 raise RuntimeEnvSetupError(
-                    f"package {_short(package)} has {len(members)} files, more than {_MAX_MEMBERS}\n"
-                    f"its full hash is {package}"
-                )
-            if sum(member.file_size for member in members) > _MAX_UNPACKED_BYTES:
-                raise RuntimeEnvSetupError(
-                    f"package {_short(package)} unpacks to more than 10 GiB\n"
+                    f"package {_short(package)} unpacks to {nbytes >> 20} MiB, more than the "
+                    f"{max_bytes >> 20} MiB of STOKER_PACKAGE_MAX_BYTES\n"
                     f"its full hash is {package}"
                 )
             for member in members:
@@ -255,6 +276,12 @@ def _extract_members(content: bytes, root: Path, package: str) -> None:
         raise RuntimeEnvSetupError(
             f"package {_short(package)} is not a zip archive\n{error}\nits full hash is {package}"
         ) from None
+
+
+def _too_many(package: str, count: str) -> RuntimeEnvSetupError:
+    return RuntimeEnvSetupError(
+        f"package {_short(package)} has {count}\nits full hash is {package}"
+    )
 
 
 async def _make_venv(path: Path, requirements: tuple[str, ...]) -> None:

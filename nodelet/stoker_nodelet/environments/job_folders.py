@@ -62,13 +62,21 @@ class JobFolders:
             return self.shared_output / job_id
         return self.root / job_id / "output"
 
+    def make_folder(self, job_id: str) -> Path:
+        """Make a job's folder, which is this user's alone whatever the umask."""
+        for folder in (self.root, self.root / job_id):
+            _make_private(folder)
+        return self.root / job_id
+
     def make_output_dir(self, job_id: str) -> str:
         """Make and return the job's output folder; return nothing where it cannot be made."""
         made = self._outputs.get(job_id)
         if made is None:
             folder = self.output_dir(job_id)
             try:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if self.shared_output is None:
+                    self.make_folder(job_id)
+                _make_private(folder)
                 made = str(folder)
             except OSError as error:
                 _log.warning("%s gets no output folder: %s", job_id, error)
@@ -170,7 +178,14 @@ def copy_private(source: Path, target: Path) -> None:
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(source, partial, copy_function=_clone, symlinks=True)
+    partial.chmod(0o700)
     partial.rename(target)
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & 0o777 != 0o700:
+        folder.chmod(0o700)
 
 
 def _clone(source: str, target: str) -> str:

@@ -29,12 +29,14 @@ from stoker_wire.data.spool import (
     SPOOL,
     frame_nbytes,
     frames_of,
+    halves,
+    is_refusal,
     rows_in_frames,
     spool_folder,
     whole_frames,
     writer_lives,
 )
-from stoker_wire.errors import BadRequestError, StokerError
+from stoker_wire.errors import StokerError
 from stoker_wire.process import process_tree
 
 POLL_S = 0.2
@@ -137,18 +139,33 @@ class TaskSpool:
         body = b"".join(batch.values())
         if self._unreported_drops:
             body += frames_of((), self._unreported_drops)
-        nrows = rows_in_frames(body)
-        try:
-            await self.forward(body)
-            self.forwarded += nrows
-            self._unreported_drops = 0
-        except BadRequestError as error:
-            # It would be refused for ever, and block everything behind it.
-            _log.error("%d task records are lost, the gcs refuses them: %s", nrows, error)
-            self.dropped += nrows
-            self._unreported_drops += nrows
+        await self._forward(body)
         for path, data in batch.items():
             self._acknowledged[path] = self._acknowledged.get(path, 0) + len(data)
+
+    async def _forward(self, frames: bytes) -> None:
+        """Forward whole frames, but for the single ones that the gcs refuses: those are lost."""
+        refused, why, reported = 0, "", self._unreported_drops
+        todo = [frames]
+        while todo:
+            some = todo.pop()
+            nrows = rows_in_frames(some)
+            try:
+                await self.forward(some)
+                self.forwarded += nrows
+            except StokerError as error:
+                if not is_refusal(error):
+                    raise
+                # It would be refused for ever, and block everything behind it.
+                first, second = halves(some)
+                if second:
+                    todo += (second, first)
+                    continue
+                refused, why = refused + nrows, error.one_line
+        self._unreported_drops += refused - reported
+        if refused:
+            _log.error("%d task records are lost, the gcs refuses them: %s", refused, why)
+            self.dropped += refused
 
     def _read(self) -> dict[Path, bytes]:
         """Return the next whole frames of each file, up to a batch."""

@@ -36,7 +36,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from stoker_nodelet.objects import arena
 from stoker_nodelet.workers.environ import wipe_initial
@@ -50,7 +50,7 @@ from stoker_nodelet.workers.reaper import (
     prctl,
 )
 from stoker_wire.http.auth import SECRETS
-from stoker_wire.process import process_tree
+from stoker_wire.process import process_tree, umask
 from stoker_wire.process.search_path import apply_path
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def start_forkserver(
         command += ["--preload", module]
     with contextlib.ExitStack() as files:
         files.enter_context(theirs)
-        output = files.enter_context(log_path.open("ab")) if log_path else None
+        output = files.enter_context(_log(log_path)) if log_path else None
         proc = subprocess.Popen(
             command,
             pass_fds=(theirs.fileno(),),
@@ -122,6 +122,7 @@ def start_forkserver(
             stderr=output,
             env={**os.environ, **(env or {})},
             start_new_session=True,
+            umask=umask.INHERITED,
         )
     return ForkServerHandle(proc, ours, target, tuple(preload), executable)
 
@@ -147,11 +148,15 @@ def fork_forkserver(log_path: Path, *, target: str = DEFAULT_TARGET) -> ForkServ
 def _detach(kept_fd: int, log_path: Path) -> None:
     """Leave the parent's session and close all that is its, but one socket."""
     os.setsid()
-    with open(os.devnull, "rb") as null, log_path.open("ab") as log:
+    with open(os.devnull, "rb") as null, _log(log_path) as log:
         os.dup2(null.fileno(), 0)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     _close_all_but(kept_fd)
+
+
+def _log(path: Path) -> BinaryIO:
+    return open(path, "ab", opener=umask.private)
 
 
 def _close_all_but(*fds: int) -> None:

@@ -266,7 +266,7 @@ def _spawn(
             lifeline_r, lifeline_w = _pipe(on_error)
             child_fds.append(lifeline_r)
             command += ["--lifeline-fd", str(lifeline_r)]
-        with (session / "logs" / f"{mode}.log").open("ab") as log:
+        with open(session / "logs" / f"{mode}.log", "ab", opener=_private) as log:
             proc = subprocess.Popen(
                 command,
                 pass_fds=child_fds,
@@ -280,6 +280,10 @@ def _spawn(
     for fd in child_fds:
         os.close(fd)
     return LocalCluster(proc, session, mode, ready_r, lifeline_w)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _argument(session: Path, name: str, value: str) -> str:

@@ -41,7 +41,7 @@ from stoker.local.sessions import (
 )
 from stoker_wire.errors import DeadlineExceededError, StokerError, UnavailableError
 from stoker_wire.http.auth import check_length, find_token, is_loopback, load_or_create_token
-from stoker_wire.process import garbage
+from stoker_wire.process import garbage, umask
 from stoker_wire.process.background import first_cause
 from stoker_wire.process.open_files import raise_open_files
 from stoker_wire.settings import Settings
@@ -102,6 +102,7 @@ def _run(options: argparse.Namespace) -> None:
     from stoker_wire.process.event_loop import new_loop
 
     forkserver = fork_forkserver(session / "logs" / "forkserver.log")
+    umask.restrict()  # workers have that of the user
     settings = Settings.from_env(
         host=options.host,
         port=options.port,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 from typing import TYPE_CHECKING
 
@@ -200,7 +201,7 @@ async def test_zero_keeps_for_ever(url: str) -> None:
         await leave(client, "n_1")
         job = await finished(client)
         await report(client, task("t_1"))
-        await client.call("PUT", "/v1/functions/f", b"code")
+        await put_function(client, b"code")
         before = await running.app.state.store.bounds()
         assert not any((await running.app.retention.enforce()).values())
         assert await listed(client, "nodes") == ["n_1"]
@@ -291,6 +292,12 @@ async def test_a_job_leaves_with_its_rows_but_not_before_its_detached_actor(url:
         assert late.state is TaskState.FAILED
 
 
+async def put_function(client: Client, blob: bytes) -> str:
+    path = f"/v1/functions/{hashlib.sha256(blob).hexdigest()}"
+    await client.call("PUT", path, blob)
+    return path
+
+
 async def exists(client: Client, path: str) -> bool:
     try:
         await client.call("GET", path, raw=True)
@@ -302,19 +309,19 @@ async def exists(client: Client, path: str) -> bool:
 async def test_a_blob_stays_while_something_may_use_it(url: str) -> None:
     settings = msgspec.structs.replace(AT_ONCE, keep_jobs_s=0.0)
     async with gcs(url, settings=settings) as (running, client):
-        await client.call("PUT", "/v1/functions/before", b"1")
+        before = await put_function(client, b"1")
         await asyncio.sleep(0.05)  # Its age, which no event tells.
         job = await attach(client)
-        await client.call("PUT", "/v1/functions/during", b"2")
+        during = await put_function(client, b"2")
         await actor(client, "a_1", job.job_id, detached=True)
-        await client.call("PUT", "/v1/functions/named", b"3")
+        named = await put_function(client, b"3")
         await running.app.retention.enforce()
-        for name, there in (("before", False), ("during", True), ("named", True)):
-            assert await exists(client, f"/v1/functions/{name}") is there, name
+        for path, there in ((before, False), (during, True), (named, True)):
+            assert await exists(client, path) is there
         body = FinishJob(state=JobState.SUCCEEDED)
         await client.call("POST", f"/v1/jobs/{job.job_id}/finish", body, reply=Job)
         await running.app.retention.enforce()
-        assert await exists(client, "/v1/functions/during"), "the actor came while it was used"
+        assert await exists(client, during), "the actor came while it was used"
         await kill(client, "a_1")
 
         async def gone() -> bool:
@@ -322,8 +329,8 @@ async def test_a_blob_stays_while_something_may_use_it(url: str) -> None:
             return not await running.app.state.store.select(schema.BLOBS)
 
         await eventually(gone, "nothing is left that could use them")
-        await client.call("PUT", "/v1/functions/during", b"2")
-        assert await client.call("GET", "/v1/functions/during", raw=True) == b"2"
+        await put_function(client, b"2")
+        assert await client.call("GET", during, raw=True) == b"2"
 
 
 class World:

@@ -93,6 +93,10 @@ async def test_a_schedule_is_made_shown_paused_and_deleted(
         ({"job": {"entrypoint": "x", "queue": "nowhere"}}, "job.queue"),
         ({"job": {"entrypoint": "x", "retries": -1}}, "job.retries"),
         ({"job": {"entrypoint": "x", "node_filter": "labels.rack ="}}, "job.node_filter"),
+        (
+            {"job": {"entrypoint": "x", "runtime_env": {"env_vars": {"STOKER_TOKEN": ""}}}},
+            "job.runtime_env.env_vars.STOKER_TOKEN",
+        ),
         ({"job": {"entrypoint": "x", "array": {"indices": [1, 1]}}}, "job.array.indices"),
     ],
 )

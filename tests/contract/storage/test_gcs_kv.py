@@ -36,6 +36,7 @@ from stoker_wire.messages.control import (
 )
 from stoker_wire.messages.events import KvChange
 from stoker_wire.messages.queries import KvListQuery
+from stoker_wire.settings import Settings
 from tests.contract.gcs_support import TOKEN, eventually, gcs, migrate
 from tests.contract.storage._kv import PATH, do, events_of, read, value_of
 from tests.services import ReservedPort
@@ -264,7 +265,7 @@ class TestExpiry:
     @pytest.fixture
     def keys(self, both: tuple[Running, Client], clock: Clock) -> KeyValues:
         """Keys beside those of the service, whose sweep sees all of them as expired long ago."""
-        return KeyValues(both[0].app.state, clock)
+        return KeyValues(both[0].app.state, Settings(), clock)
 
     @pytest.fixture(autouse=True)
     def no_sweep(self, monkeypatch: pytest.MonkeyPatch) -> None:

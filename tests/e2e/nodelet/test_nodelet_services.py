@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import os
 import zipfile
@@ -169,19 +170,26 @@ def package(**files: str) -> bytes:
 
 async def test_packages_are_fetched_once_and_unpacked_safely(start, gcs: FakeGcs) -> None:
     node = await start()
-    gcs.packages = {
-        "aaaaaaaa": package(**{"hello.py": "x = 1"}),
-        "bbbbbbbb": package(**{"mod.py": "y = 2"}),
-        "cccccccc": package(**{"..__..__evil": "z"}),
-        "dddddddd": b"no zip",
-    }
-    env = RuntimeEnv(working_dir="aaaaaaaa", py_modules=("bbbbbbbb",))
+    contents = (
+        package(**{"hello.py": "x = 1"}),
+        package(**{"mod.py": "y = 2"}),
+        package(**{"..__..__evil": "z"}),
+        b"no zip",
+    )
+    folder, module, leaving, noise = names = [hashlib.sha256(one).hexdigest() for one in contents]
+    other = 64 * "0"
+    gcs.packages = {**dict(zip(names, contents, strict=True)), other: contents[0]}
+    env = RuntimeEnv(working_dir=folder, py_modules=(module,))
     answers = await asyncio.gather(*(node.start_lease(job_id=f"j{i}", env=env) for i in range(3)))
     seen = await node.do(answers[0][1], "see")
-    assert Path(seen.cwd).name == "aaaaaaaa"
-    assert [Path(path).name for path in seen.sys_path[:2]] == ["aaaaaaaa", "bbbbbbbb"]
-    assert sorted(gcs.downloads) == ["aaaaaaaa", "bbbbbbbb"]
-    for name, reason in (("cccccccc", "leaves the package"), ("dddddddd", "not a zip")):
+    assert Path(seen.cwd).name == folder[:16]
+    assert [Path(path).name for path in seen.sys_path[:2]] == [folder[:16], module]
+    assert sorted(gcs.downloads) == sorted([folder, module])
+    for name, reason in (
+        (leaving, "leaves the package"),
+        (noise, "not a zip"),
+        (other, "not what it is named by"),
+    ):
         with pytest.raises(RuntimeEnvSetupError, match=reason):
             await node.start_lease(env=RuntimeEnv(working_dir=name))
 

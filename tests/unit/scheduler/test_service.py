@@ -13,6 +13,7 @@ from stoker_scheduler.nodelet_clients import NodeletClients
 from stoker_wire.errors import (
     BadRequestError,
     DeadlineExceededError,
+    IdempotencyError,
     InfeasibleError,
     JobFinishedError,
     NotLeaderError,
@@ -201,6 +202,25 @@ async def test_a_failure_of_the_node_keeps_every_environment_away_and_a_refusal_
     explanation = await setup.client.call("POST", "/v1/explain", other, reply=Explanation)
     rules = {verdict.node_id: verdict.rule for verdict in explanation.verdicts}
     assert rules["n_1"] == ("node_refused" if of_the_node else "")
+
+
+async def test_the_id_of_a_request_gives_its_leases_to_its_owner_alone(setup: Setup) -> None:
+    await setup.node(CPU=2)
+    await setup.lead()
+    first = ids(await setup.ask(CPU=1, request_id="r_own"))
+    assert ids(await setup.ask(CPU=1, request_id="r_own")) == first
+    waiting = asyncio.create_task(setup.ask(CPU=2, request_id="r_wait"))
+
+    async def queued() -> bool:
+        return bool((await setup.client.call("GET", "/v1/queue", reply=Page[QueueEntry])).items)
+
+    await until(queued)
+    for request_id in ("r_own", "r_wait"):
+        for owner, job in (("p_2", "job_1"), ("p_1", "job_2")):
+            with pytest.raises(IdempotencyError, match="by another owner"):
+                await setup.ask(CPU=1, request_id=request_id, owner=owner, job=job)
+    await setup.release(*first)
+    assert len((await waiting).granted) == 1
 
 
 async def test_idle_leases_are_preempted_for_another_owner(setup: Setup) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from stoker_wire.messages.common import Record
+from stoker_wire.messages.common import Record, Time
 
 
 class ConditionKind(StrEnum):
@@ -19,4 +19,4 @@ class NodeCondition(Record):
 
     kind: ConditionKind
     reason: str
-    at_s: float = 0.0
+    at_s: Time = 0.0

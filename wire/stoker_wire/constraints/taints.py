@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from stoker_wire.messages.common import Message, Record
+from stoker_wire.messages.common import Message, Record, Seconds, Time
 
 MAX_TAINTS = 64
 """Taints of a node, or tolerations of a request."""
@@ -41,7 +41,7 @@ class Taint(Record):
     key: TaintKey
     effect: TaintEffect
     value: TaintValue = ""
-    at_s: float = 0.0
+    at_s: Time = 0.0
 
     @property
     def text(self) -> str:
@@ -60,7 +60,7 @@ class Toleration(Message):
     key: Annotated[str, msgspec.Meta(pattern=rf"^({_NAME})?$")] = ""
     value: TaintValue | None = None
     effect: TaintEffect | None = None
-    toleration_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    toleration_seconds: Seconds | None = None
 
 
 Tolerations = Annotated[tuple[Toleration, ...], msgspec.Meta(max_length=MAX_TAINTS)]

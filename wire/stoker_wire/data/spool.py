@@ -1,9 +1,10 @@
 """Task records on their way from the process that made them to SQL: rows, frames and spool files.
 
 A process appends the rows of one moment as one *frame* to a file of its own in its node's spool
-folder, which survives it. The nodelet forwards whole frames as they are, and the gcs stores
-the rows as they come: no process between decodes a record. One :class:`SpoolWriter` per process, used
-by its loop thread only; it never waits for another process, and never raises.
+folder, which survives it. The nodelet forwards whole frames as they are; the gcs checks that each row
+can be read, for one that cannot would break the lists of all, and stores it as it came. One
+:class:`SpoolWriter` per process, used by its loop thread only; it never waits for another process, and
+never raises.
 
 Not a SQLite file, which would bring its own durability: a row takes 1.9 us here and 10 us there, a
 hundred rows 14 and 219 us (WAL, no fsync), and each call writes before its result leaves.
@@ -18,12 +19,13 @@ import time
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from stoker_wire.errors import BadRequestError
+from stoker_wire.errors import BadRequestError, StokerError
 from stoker_wire.messages.cluster import Demand
-from stoker_wire.messages.common import ErrorInfo
+from stoker_wire.messages.common import Count, ErrorInfo, Id, Int64, Time
 from stoker_wire.messages.tolerant import TolerantDecoder
 from stoker_wire.messages.work import TaskRecord, TaskState
 from stoker_wire.process.host_identity import start_time
@@ -35,8 +37,10 @@ SEGMENT_BYTES = 1 << 20
 MAX_UNWRITTEN_BYTES = 4 << 20
 _ROWS_PER_FRAME = 1000
 _WARN_S = 10.0
+_NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-TaskRow = tuple[str, int, str, str, str, str, str, int, bytes]
+_Rank = Annotated[int, msgspec.Meta(ge=0, le=4)]
+TaskRow = tuple[Id, Count, Id, str, str, str, str, _Rank, bytes]
 """A row of the table ``tasks``: its columns in order, the last one packed :class:`TaskFacts`."""
 
 INFERRED_RANK = 3
@@ -59,20 +63,23 @@ class TaskFacts(msgspec.Struct, array_like=True, frozen=True):
     """
 
     parent_task_id: str = ""
-    submitted_at_s: float | None = None
-    started_at_s: float | None = None
-    ended_at_s: float | None = None
+    submitted_at_s: Time | None = None
+    started_at_s: Time | None = None
+    ended_at_s: Time | None = None
     worker_id: str = ""
-    args_nbytes: int = 0
-    result_nbytes: int = 0
+    args_nbytes: Int64 = 0
+    result_nbytes: Int64 = 0
     error: ErrorInfo | None = None
     demand: Demand | None = None
     waiting_for: str = ""
     owner_id: str = ""
     reconstructs: str = ""
-    reconstructions: int = 0
-    lineage_depth: int = 0
+    reconstructions: Count = 0
+    lineage_depth: Count = 0
 
+
+UNREADABLE = ErrorInfo(code="internal", message="the record of this attempt cannot be decoded")
+"""The error of an attempt whose record is damaged."""
 
 _facts_in = attrgetter(*TaskFacts.__struct_fields__)
 _pack = msgspec.msgpack.Encoder().encode
@@ -112,12 +119,18 @@ def pack_facts(facts: TaskFacts) -> bytes:
 
 
 def record_of(row: Sequence[object]) -> TaskRecord:
-    """Return the record of a row (also of one that the first version stored)."""
+    """Return the record of a row (also of one that the first version stored).
+
+    Facts that cannot be decoded, of a damaged row, are left out: ``error`` is :data:`UNREADABLE` then.
+    """
     task_id, attempt, job_id, state, name, node_id, actor_id, _, packed = row
     raw = bytes(packed)  # type: ignore[call-overload]
-    if raw[0] & 0xF0 == 0x80 or raw[0] == 0xDE:  # a map
-        return _record(raw)
-    facts = _facts(raw)
+    try:
+        if _is_map(raw):
+            return _record(raw)
+        facts = _facts(raw)
+    except _NOT_DECODED:
+        facts = TaskFacts(error=UNREADABLE)
     return TaskRecord(
         task_id=task_id,  # type: ignore[arg-type]
         attempt=attempt,  # type: ignore[arg-type]
@@ -128,6 +141,11 @@ def record_of(row: Sequence[object]) -> TaskRecord:
         actor_id=actor_id,  # type: ignore[arg-type]
         **msgspec.structs.asdict(facts),
     )
+
+
+def _is_map(packed: bytes) -> bool:
+    """Return whether a row has its facts as the first version wrote them."""
+    return packed[:1] >= b"\x80" and (packed[0] & 0xF0 == 0x80 or packed[0] == 0xDE)
 
 
 def _readable(value: object) -> object:
@@ -182,6 +200,22 @@ def rows_in_frames(data: bytes) -> int:
     return rows
 
 
+def halves(data: bytes) -> tuple[bytes, bytes]:
+    """Return whole frames in two parts, each of whole frames; the second of a single one is empty."""
+    at = HEAD.size + frame_nbytes(data)
+    while at < len(data) // 2:
+        at += HEAD.size + frame_nbytes(data, at)
+    return data[:at], data[at:]
+
+
+def is_refusal(error: StokerError) -> bool:
+    """Return whether the gcs will never take what it answered so: its sender must not try for ever.
+
+    401 and 403 are about the sender, of whom a later token may make another.
+    """
+    return 400 <= error.status < 500 and error.status not in (401, 403, 429)
+
+
 def rows_in(data: bytes) -> tuple[list[TaskRow], int]:
     """Return the rows of whole frames, and how many their writers dropped; else BadRequestError."""
     rows: list[TaskRow] = []
@@ -195,9 +229,11 @@ def rows_in(data: bytes) -> tuple[list[TaskRow], int]:
                 raise ValueError("the last frame is torn")
             rows += _rows(view[begin:at])
             dropped += HEAD.unpack_from(data, begin - HEAD.size)[2]
-        if any(row[3] not in RANKS for row in rows):
-            raise ValueError("a row is in no known state")
-    except (struct.error, ValueError, msgspec.DecodeError) as error:
+        for row in rows:
+            if row[3] not in RANKS:
+                raise ValueError("a row is in no known state")
+            (_record if _is_map(row[8]) else _facts)(row[8])
+    except (struct.error, ValueError, *_NOT_DECODED) as error:
         raise BadRequestError(f"the body is no spool of task records\n{error}") from None
     return rows, dropped
 

@@ -16,6 +16,7 @@ from stoker_wire.constraints.conditions import NodeCondition
 from stoker_wire.constraints.taints import MAX_TAINTS, Taint, Toleration, Tolerations
 from stoker_wire.messages.common import (
     Address,
+    Amount,
     Asked,
     Count,
     Int64,
@@ -24,6 +25,7 @@ from stoker_wire.messages.common import (
     Message,
     Name,
     NodeFilterText,
+    Offered,
     OnInfeasible,
     Record,
     Resources,
@@ -31,8 +33,11 @@ from stoker_wire.messages.common import (
     Selector,
     Strategy,
     Text,
+    Time,
 )
 
+MAX_MEASURES = 8192
+"""Values that a heartbeat brings; each GPU has some."""
 MAX_WARM_KERNELS = 64
 """Kernel sets that a node reports: the most recently used ones."""
 
@@ -97,7 +102,7 @@ class RegisterNode(Message):
     hostname: str
     host_id: str
     pid: Int64
-    resources: Resources
+    resources: Offered
     devices: tuple[Device, ...] = ()
     labels: Selector = {}
     version: str = ""
@@ -131,7 +136,7 @@ class Heartbeat(Message):
     """
 
     incarnation: Int64
-    usage: dict[str, float] = {}
+    usage: Annotated[dict[str, Amount], msgspec.Meta(max_length=MAX_MEASURES)] = {}
     warm_kernels: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_WARM_KERNELS)] | None = (
         None
     )
@@ -355,16 +360,16 @@ class Lease(Record):
     kind: LeaseKind
     node_id: str
     node_incarnation: Int64
-    resources: Resources
-    gpus: dict[Int64, float] = {}
-    granted_at_s: float = 0.0
+    resources: Offered
+    gpus: dict[Int64, Amount] = {}
+    granted_at_s: Time = 0.0
     blocked: bool = False
     actor_id: str = ""
     name: str = ""
     group_id: str = ""
     bundle: Int64 = -1
     preemptible: bool = False
-    preemption_grace_s: float | None = None
+    preemption_grace_s: GraceS | None = None
     priority: Int64 = 0
     background: bool = False
     owner_node_id: str = ""
@@ -502,7 +507,7 @@ class WorkerExit(Record):
     expected: bool = False
     preempted: bool = False
     peak_rss_bytes: Int64 = 0
-    at_s: float = 0.0
+    at_s: Time = 0.0
     cause: str = ""
     last_log_lines: tuple[str, ...] = ()
     memory: MemoryUse | None = None

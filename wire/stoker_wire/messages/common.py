@@ -27,7 +27,12 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=MAX_INT64)]
 """An integer that every encoding and SQL can hold; JSON alone would decode a larger one."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)]
 """A number of things, of bytes or of attempts."""
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+"""An amount of a resource; memory is in bytes."""
 Resources = Annotated[dict[str, float], msgspec.Meta(description="name -> amount; memory in bytes")]
+"""Resources in a reply: what is left of a node is less than nothing where a lease lends its CPUs."""
+Offered = Annotated[dict[str, Amount], msgspec.Meta(description="name -> amount; memory in bytes")]
+"""Resources of a node, or of a lease."""
 MAX_NAMES = 256
 """Resources, or labels, that one request may name; a node may have any number of resources."""
 MAX_NAME = 256
@@ -39,7 +44,7 @@ MAX_PARTS = 1000
 """Parts of one kind of a runtime environment, as its variables."""
 _PARTS = msgspec.Meta(max_length=MAX_PARTS)
 Asked = Annotated[
-    dict[Name, float],
+    dict[Name, Amount],
     msgspec.Meta(max_length=MAX_NAMES, description="name -> amount; memory in bytes"),
 ]
 """Resources that a request asks for."""
@@ -50,7 +55,14 @@ Metadata = Annotated[dict[Name, Text], msgspec.Meta(max_length=MAX_NAMES)]
 """Notes of a user on a job."""
 NoNul = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]
 """Text that can be an argument or a variable of a process."""
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+MAX_SECONDS = 1e9
+"""The longest duration, 31 years: whoever means "for ever" leaves it out."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS)]
+Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+"""Seconds since 1970."""
+Id = Annotated[str, msgspec.Meta(max_length=512)]
+"""An id in a record of another process: SQL has it in an index, which bounds it."""
 
 
 NodeFilterText = Annotated[

@@ -8,7 +8,15 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from stoker_wire.messages.cluster import Demand
-from stoker_wire.messages.common import ANY_NAMESPACE, Count, Int64, Message, Record, Resources
+from stoker_wire.messages.common import (
+    ANY_NAMESPACE,
+    Count,
+    Int64,
+    Message,
+    PositiveSeconds,
+    Record,
+    Resources,
+)
 
 T = TypeVar("T")
 
@@ -153,7 +161,7 @@ class CreateToken(Message):
         tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=200)], ...],
         msgspec.Meta(max_length=64),
     ] = ()
-    expires_in_s: Annotated[float, msgspec.Meta(gt=0, le=10 * 365 * 86_400)] | None = None
+    expires_in_s: PositiveSeconds | None = None
 
 
 class Token(Record):

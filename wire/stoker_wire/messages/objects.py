@@ -24,6 +24,7 @@ from stoker_wire.messages.common import (
     Name,
     Record,
     Text,
+    Time,
 )
 from stoker_wire.messages.control import ListQuery
 
@@ -64,7 +65,7 @@ class ObjectInfo(Record):
     job_id: str = ""
     owner_id: str = ""
     node_id: str = ""
-    created_at_s: float = 0.0
+    created_at_s: Time = 0.0
     spilled: bool = False
     copy_of: str = ""
 

@@ -9,7 +9,14 @@ from typing import Annotated
 
 import msgspec
 
-from stoker_wire.messages.common import MAX_NAMES, Message, NodeFilterText, Record, Resources
+from stoker_wire.messages.common import (
+    MAX_NAMES,
+    Amount,
+    Message,
+    NodeFilterText,
+    Record,
+    Resources,
+)
 
 DEFAULT_QUEUE = "default"
 """The queue of jobs that name none; it is always there."""
@@ -17,7 +24,6 @@ DEFAULT_QUEUE = "default"
 QueueName = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", min_length=1, max_length=100)
 ]
-Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 Amounts = Annotated[
     dict[str, Amount],
     msgspec.Meta(max_length=MAX_NAMES, description="name -> amount; memory in bytes"),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from stoker_wire.messages.common import ANY_NAMESPACE, Message, Record
+from stoker_wire.messages.common import ANY_NAMESPACE, Message, PositiveSeconds, Record
 from stoker_wire.messages.work import SubmitJob
 
 ScheduleName = Annotated[
@@ -47,7 +47,7 @@ class CreateSchedule(Message):
     time_zone: str = "UTC"
     concurrency: Concurrency = Concurrency.ALLOW
     missed_runs: MissedRuns = MissedRuns.SKIP
-    starting_deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    starting_deadline_s: PositiveSeconds | None = None
     history_limit: Annotated[int, msgspec.Meta(ge=0, le=1000)] = HISTORY_LIMIT
     paused: bool = False
 

@@ -20,17 +20,21 @@ from stoker_wire.messages.common import (
     Asked,
     Count,
     ErrorInfo,
+    Id,
     Int64,
     Labels,
     Message,
     Metadata,
     Name,
     NodeFilterText,
+    PositiveSeconds,
     Record,
     Resources,
     RuntimeEnv,
+    Seconds,
     Selector,
     Text,
+    Time,
 )
 from stoker_wire.messages.queues import DEFAULT_QUEUE
 
@@ -95,7 +99,6 @@ class OnePerNode(Message):
 
 MAX_RETRIES = 100
 RETRY_DELAY_S = 10.0
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
 class SubmitJob(Message):
@@ -124,13 +127,13 @@ class SubmitJob(Message):
     name: Name = ""
     queue: Name = ""
     priority: Priority = 0
-    start_deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    start_deadline_s: PositiveSeconds | None = None
+    timeout_s: PositiveSeconds | None = None
     after: Annotated[tuple[Dependency, ...], msgspec.Meta(max_length=1000)] = ()
     array: JobArray | None = None
     one_per_node: OnePerNode | None = None
     retries: Annotated[int, msgspec.Meta(ge=0, le=MAX_RETRIES)] = 0
-    retry_delay_s: Seconds = RETRY_DELAY_S
+    retry_delay_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = RETRY_DELAY_S
     preemptible: bool = False
     preemption_grace_s: GraceS | None = None
 
@@ -145,7 +148,7 @@ class ReportSlowRank(Message):
     node_id: Annotated[str, msgspec.Meta(min_length=1)]
     rank: Count
     ratio: Annotated[float, msgspec.Meta(gt=1, le=1e6)]
-    since_s: Annotated[float, msgspec.Meta(ge=0)]
+    since_s: Time
     group: str = ""
 
 
@@ -364,7 +367,7 @@ class CreateActor(Message):
     max_restarts: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)] = 0
     max_oom_restarts: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)] | None = None
     """The same for want of memory, counted apart; None: as many."""
-    restart_delay_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    restart_delay_s: Seconds = 0.0
     max_task_retries: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)] = 0
     handle_info: bytes = b""
     awaits_arguments: bool = False
@@ -479,16 +482,16 @@ class TaskState(StrEnum):
 class TaskRecord(Record):
     """Record of one attempt. Reports merge by (task_id, attempt): later states win."""
 
-    task_id: str
-    attempt: Int64
+    task_id: Id
+    attempt: Count
     state: TaskState
-    job_id: str
+    job_id: Id
     name: str
     actor_id: str = ""
     parent_task_id: str = ""
-    submitted_at_s: float | None = None
-    started_at_s: float | None = None
-    ended_at_s: float | None = None
+    submitted_at_s: Time | None = None
+    started_at_s: Time | None = None
+    ended_at_s: Time | None = None
     node_id: str = ""
     worker_id: str = ""
     args_nbytes: Int64 = 0

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from stoker_wire.errors import StokerError
-from stoker_wire.process import garbage, log
+from stoker_wire.process import garbage, log, umask
 from stoker_wire.process.event_loop import new_loop
 from stoker_wire.process.open_files import raise_open_files
 from stoker_wire.settings import Settings
@@ -37,6 +37,7 @@ def run_service(
     raise_open_files()
     settings = settings or Settings.from_env()
     log.configure(settings.log_level, settings.log_format)
+    umask.restrict()
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_run(main))

@@ -12,7 +12,14 @@ from stoker_gcs.registry.actors import rules
 from stoker_gcs.registry.actors.rules import ACTORS
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change, WriteConflict
-from stoker_wire.errors import BadRequestError, NameTakenError, NotFoundError, UnavailableError
+from stoker_wire.constraints import variables
+from stoker_wire.errors import (
+    BadRequestError,
+    ConflictError,
+    NameTakenError,
+    NotFoundError,
+    UnavailableError,
+)
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.events import EventKind
@@ -57,11 +64,12 @@ class ActorRegistry:
     async def create(self, body: CreateActor) -> Actor:
         """Accept an actor, durably. The same id again gives the same actor."""
         check_id(body.actor_id, Prefix.ACTOR, field="actor_id")
+        variables.check(body.demand.runtime_env.env_vars, "demand.runtime_env.env_vars")
         if body.get_if_exists and not body.name:
             raise BadRequestError("get_if_exists: needs a name to look for", field="get_if_exists")
         existing = await self._state.find(ACTORS, body.actor_id)
         if existing is not None:
-            return existing.record
+            return _same(existing.record, body)
         await self._jobs.check_living(body.demand.job_id, field="demand.job_id")
         namespace = body.namespace
         job = self._jobs.live.get(body.demand.job_id)
@@ -84,7 +92,7 @@ class ActorRegistry:
         """Return the actor with this id or name; None if it has gone since."""
         existing = await self._state.find(ACTORS, body.actor_id)
         if existing is not None:
-            return existing.record
+            return _same(existing.record, body)
         try:
             named = await self.get_named(namespace, body.name)
         except NotFoundError:
@@ -245,3 +253,13 @@ class ActorRegistry:
             for actor in living:
                 if not actor.detached and actor.created_at_s < before_s:
                     group.create_task(end(actor))
+
+
+def _same(actor: Actor, body: CreateActor) -> Actor:
+    """Return the actor that a request made when it was sent first; its id is no other's to use."""
+    if (actor.job_id, actor.class_name) != (body.demand.job_id, body.class_name):
+        raise ConflictError(
+            f"there is another actor {actor.actor_id} already\nchoose another id",
+            field="actor_id",
+        )
+    return actor

@@ -11,7 +11,7 @@ from stoker_gcs.registry.groups.rules import GROUPS
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change, WriteConflict
 from stoker_wire.constraints import node_filters
-from stoker_wire.errors import BadRequestError, NameTakenError, NotFoundError
+from stoker_wire.errors import BadRequestError, ConflictError, NameTakenError, NotFoundError
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.groups import (
@@ -41,7 +41,7 @@ class GroupRegistry:
             node_filters.check(bundle.node_filter, f"bundles.{index}.node_filter")
         existing = await self._state.find(GROUPS, body.group_id)
         if existing is not None:
-            return existing.record
+            return _same(existing.record, body)
         await self._jobs.check_living(body.job_id, field="job_id")
         namespace = body.namespace
         job = self._jobs.live.get(body.job_id)
@@ -65,7 +65,7 @@ class GroupRegistry:
         """Return the group with this id; None if the one with this name has gone since."""
         existing = await self._state.find(GROUPS, body.group_id)
         if existing is not None:
-            return existing.record
+            return _same(existing.record, body)
         try:
             named = await self.get_named(namespace, body.name)
         except NotFoundError:
@@ -145,3 +145,13 @@ def _check_bundles(body: CreatePlacementGroup) -> None:
                 f"bundles: bundle {index} asks for nothing\ngive it a resource",
                 field=f"bundles.{index}",
             )
+
+
+def _same(group: PlacementGroup, body: CreatePlacementGroup) -> PlacementGroup:
+    """Return the placement group that a request made when it was sent first; its id is no other's to use."""
+    if (group.job_id, group.name, group.bundles) != (body.job_id, body.name, body.bundles):
+        raise ConflictError(
+            f"there is another placement group {group.group_id} already\nchoose another id",
+            field="group_id",
+        )
+    return group

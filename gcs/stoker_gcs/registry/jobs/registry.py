@@ -18,7 +18,7 @@ from stoker_gcs.state.records import MAX_TRIES
 from stoker_gcs.state.removed_tasks import removed_until
 from stoker_gcs.store.changes import Change, Delete, Upsert, WriteConflict
 from stoker_gcs.store.changes import Prefix as SqlPrefix
-from stoker_wire.constraints import node_filters
+from stoker_wire.constraints import node_filters, variables
 from stoker_wire.errors import (
     BadRequestError,
     ConflictError,
@@ -115,6 +115,7 @@ class JobRegistry:
                 field=f"{field}one_per_node",
             )
         node_filters.check(body.node_filter, field=f"{field}node_filter")
+        variables.check(body.runtime_env.env_vars, f"{field}runtime_env.env_vars")
 
     async def report_slow_rank(self, job_id: str, body: ReportSlowRank) -> SlowRank:
         """Write a slow rank of a living job into the event log, which policies follow."""
@@ -164,11 +165,7 @@ class JobRegistry:
                     f"there is a job {job_id} already ({known.state})\nchoose another job_id",
                     field="job_id",
                 ) from None
-            if known.entrypoint != body.entrypoint:
-                raise IdempotencyError(
-                    "this Idempotency-Key was used before for another job", field="Idempotency-Key"
-                ) from None
-            return known
+            return _same(known, job)
         return job
 
     async def _check_unused(self, body: SubmitJob, job_id: str) -> None:
@@ -214,7 +211,7 @@ class JobRegistry:
         try:
             await self._state.writer.apply(Change((JOBS.insert(job),), (event,)))
         except WriteConflict:
-            return await self._state.get(JOBS, job.job_id)
+            return _same(await self._state.get(JOBS, job.job_id), job)
         return job
 
     async def finish(self, job_id: str, body: FinishJob) -> Job:
@@ -412,6 +409,16 @@ class JobRegistry:
                 await self._state.change(
                     JOBS, exit_.job_id, lambda job: rules.driver_exited(job, exit_, now, jitter)
                 )
+
+
+def _same(known: Job, job: Job) -> Job:
+    """Return the job that a request made when it was sent first."""
+    if not rules.is_of_same_request(known, job):
+        raise IdempotencyError(
+            "this Idempotency-Key was used before with another body\nuse a new key for a new job",
+            field="Idempotency-Key",
+        )
+    return known
 
 
 def _id_for(key: str | None, by: Submitter) -> str:

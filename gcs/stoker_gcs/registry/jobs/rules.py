@@ -89,6 +89,19 @@ class Submitter(NamedTuple):
 
 
 NOBODY = Submitter()
+_OF_REQUEST = (
+    *("submitted", "entrypoint", "namespace", "runtime_env", "metadata", "resources", "queue"),
+    *("name", "label_selector", "node_filter", "tolerations", "priority", "start_deadline_s"),
+    *("timeout_s", "after", "one_per_node", "retries", "retry_delay_s", "preemptible"),
+    "preemption_grace_s",
+)
+"""What a request says of its job, and nothing changes later."""
+
+
+def is_of_same_request(job: Job, other: Job) -> bool:
+    """Return whether two jobs of the same id come from one request, which was sent again."""
+    same = all(getattr(job, name) == getattr(other, name) for name in _OF_REQUEST)
+    return same and (job.one_per_node is not None or job.array == other.array)
 
 
 def is_whole(job: Job) -> bool:

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from stoker_gcs.registry.kv import rules
+from stoker_gcs.registry.kv.quota import Quota
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import (
     Change,
@@ -32,7 +33,7 @@ from stoker_gcs.store.changes import (
     Upsert,
     WriteConflict,
 )
-from stoker_wire.errors import IdempotencyError, StokerError
+from stoker_wire.errors import BadRequestError, IdempotencyError, PayloadTooLargeError, StokerError
 from stoker_wire.messages.control import KvDelete, KvEntry, KvItem, KvPut, KvReply, Page
 from stoker_wire.messages.events import KV_INLINE_NBYTES, EventKind, KvChange
 
@@ -48,12 +49,17 @@ if TYPE_CHECKING:
         KvGet,
     )
     from stoker_wire.messages.queries import KvListQuery
+    from stoker_wire.settings import Settings
 
 SWEEP_EVERY_S = 1.0
 SWEEP_BATCH = 500
 DELETE_BATCH = 100
 REMEMBERED_S = 600.0
 """How long a request that is sent again is recognised: clients try for far less."""
+MAX_NAME_BYTES = 2000
+"""Of a namespace and a key: an index of PostgreSQL takes no more than 2704."""
+_COUNTER_NBYTES = 20
+_SHOWN = 100
 _RETRY_PAUSE_S = 0.01
 _ENTRY = ("namespace", "key", "nbytes", "revision", "expires_at_s")
 _log = logging.getLogger(__name__)
@@ -75,13 +81,25 @@ class KeyValues:
     ``clock`` says when keys expire (default: the state's).
     """
 
-    def __init__(self, state: StateStore, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self, state: StateStore, settings: Settings, clock: Callable[[], float] | None = None
+    ) -> None:
         self._state = state
+        self._max_value_bytes = settings.kv_value_max_bytes
+        self._quota = Quota(
+            state,
+            schema.KV,
+            "namespace",
+            max_count=settings.kv_namespace_max_keys,
+            max_bytes=settings.kv_namespace_max_bytes,
+            fix="delete keys, or raise STOKER_KV_NAMESPACE_MAX_KEYS or STOKER_KV_NAMESPACE_MAX_BYTES",
+        )
         self._now = clock or state.now
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def put(self, namespace: str, body: KvPut, request: RequestKey | None = None) -> KvReply:
         """Set a key; ConflictError, with its revision, if a condition does not hold."""
+        await self._check(namespace, body.key, len(body.value))
         expires_at_s = self._expiry(body.ttl_s)
         if body.if_absent or body.if_revision is not None or body.if_value is not None:
             rule = partial(rules.put, namespace, body, expires_at_s=expires_at_s)
@@ -97,6 +115,7 @@ class KeyValues:
 
     async def add(self, namespace: str, body: KvAdd, request: RequestKey | None = None) -> KvReply:
         """Add to a counter; BadRequestError if the key holds no whole number."""
+        await self._check(namespace, body.key, _COUNTER_NBYTES)
         rule = partial(rules.add, body, expires_at_s=self._expiry(body.ttl_s))
         return await self._change(namespace, body.key, rule, request)
 
@@ -104,8 +123,31 @@ class KeyValues:
         self, namespace: str, body: KvCompareSet, request: RequestKey | None = None
     ) -> KvReply:
         """Set a key that holds what is expected; the reply says what it holds otherwise."""
+        await self._check(namespace, body.key, len(body.desired))
         rule = partial(rules.compare_set, body, expires_at_s=self._expiry(body.ttl_s))
         return await self._change(namespace, body.key, rule, request)
+
+    async def _check(self, namespace: str, key: str, nbytes: int) -> None:
+        """Raise for a key that cannot be kept: its name or value is too long, or its namespace is full."""
+        if len(namespace.encode()) + len(key.encode()) > MAX_NAME_BYTES:
+            raise BadRequestError(
+                f"the key {key[:_SHOWN]!r} is too long\n"
+                f"it and its namespace may have {MAX_NAME_BYTES} bytes together",
+                field="key",
+            )
+        if nbytes > self._max_value_bytes:
+            raise PayloadTooLargeError(
+                f"the value of key {key!r} is too large\n"
+                f"it has {nbytes} bytes, and {self._max_value_bytes} are the limit "
+                "(STOKER_KV_VALUE_MAX_BYTES): keep it with stoker.put(), and its name here",
+                field="value",
+            )
+
+        async def held() -> int | None:
+            row = await self._row(namespace, key)
+            return None if row is None else int(row["nbytes"])
+
+        await self._quota.admit(f"namespace {namespace!r}", namespace, nbytes, held)
 
     async def delete(
         self, namespace: str, body: KvDelete, request: RequestKey | None = None

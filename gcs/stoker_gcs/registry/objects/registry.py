@@ -46,6 +46,7 @@ class DetachedObjects:
         self._state = state
         self._jobs = jobs
         self._max_bytes = settings.detached_max_bytes
+        self._max_count = settings.detached_max_count
         self._keep_cache_s = settings.keep_cache_s
         self.view: dict[str, DetachedObject] = {}
         self.used_bytes = 0
@@ -86,7 +87,7 @@ class DetachedObjects:
         for _ in range(MAX_TRIES):
             existing = await self._state.find(OBJECTS, one.object_id)
             if existing is not None and not self.is_abandoned(existing.record):
-                return existing.record
+                return _same(existing.record, one)
             if existing is not None:
                 with contextlib.suppress(NotFoundError):
                     await self.free(one.object_id)
@@ -100,6 +101,12 @@ class DetachedObjects:
         raise ConflictError(f"{one.object_id} is created by too many at once\ntry again")
 
     def _check_quota(self, one: DetachedObject) -> None:
+        if self._max_count and len(self.view) >= self._max_count:
+            raise PayloadTooLargeError(
+                f"there are {len(self.view)} detached objects, as many as there may be\n"
+                "free some with stoker.free(), or raise STOKER_DETACHED_MAX_COUNT",
+                field="object_id",
+            )
         wanted = rules.charge(one)
         if self._max_bytes and self.used_bytes + wanted > self._max_bytes:
             raise PayloadTooLargeError(
@@ -184,3 +191,13 @@ class DetachedObjects:
                 continue
             return current.record
         raise NotFoundError(f"there is no detached object {object_id!r}")
+
+
+def _same(one: DetachedObject, other: DetachedObject) -> DetachedObject:
+    """Return the detached object that a request made when it was sent first; its id is no other's to use."""
+    if (one.namespace, one.name) != (other.namespace, other.name):
+        raise ConflictError(
+            f"there is another detached object {one.object_id} already\nchoose another id",
+            field="object_id",
+        )
+    return one

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import cloudpickle
 import msgspec
 from msgspec.structs import replace
 
@@ -23,6 +22,7 @@ from stoker.runtime.actors.info import (
     methods_of,
     unordered_groups,
 )
+from stoker.runtime.actors.published import decoded_info, encoded_info
 from stoker.runtime.options.demands import demand_of
 from stoker.runtime.options.options import TaskOptions
 from stoker.runtime.process.current_task import current_task_id
@@ -154,7 +154,7 @@ class ActorCreator:
                 max_oom_restarts=options.max_oom_restarts,
                 restart_delay_s=options.restart_delay,
                 max_task_retries=options.max_task_retries,
-                handle_info=cloudpickle.dumps(info, 5),
+                handle_info=encoded_info(info),
                 saves_state=callable(getattr(cls, SAVE, None)),
             ),
             options,
@@ -296,5 +296,4 @@ class _Creation:
 
 def handle_of(actor: Actor) -> ActorHandle[Any]:
     """Return a handle to an actor that the gcs knows."""
-    info: HandleInfo = cloudpickle.loads(actor.handle_info)
-    return ActorHandle(info)
+    return ActorHandle(decoded_info(actor))

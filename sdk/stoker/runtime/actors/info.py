@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -53,52 +53,21 @@ SYSTEM_METHODS = {
 """The methods that every actor has, whatever its class."""
 
 
-class HandleInfo:
-    """The facts of an actor that a handle needs, wherever it is. Picklable."""
+class HandleInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The facts of an actor that a handle needs, wherever it is.
 
-    __slots__ = (
-        "actor_id",
-        "class_name",
-        "groups",
-        "job_id",
-        "max_pending_calls",
-        "max_task_retries",
-        "methods",
-        "unordered",
-    )
+    The gcs keeps it as msgpack (``published.py``): what a process reads there is never unpickled.
+    """
 
-    def __init__(
-        self,
-        actor_id: str,
-        class_name: str,
-        methods: dict[str, MethodInfo],
-        max_task_retries: int,
-        max_pending_calls: int,
-        groups: tuple[str, ...] = (),
-        job_id: str = "",
-        unordered: tuple[str, ...] = (),
-    ) -> None:
-        self.actor_id = actor_id
-        self.class_name = class_name
-        self.methods = methods
-        self.max_task_retries = max_task_retries
-        self.max_pending_calls = max_pending_calls
-        self.groups = groups
-        self.job_id = job_id
-        self.unordered = unordered
-        """The concurrency groups ('' is the default one) in which calls may start out of order."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return HandleInfo, (
-            self.actor_id,
-            self.class_name,
-            self.methods,
-            self.max_task_retries,
-            self.max_pending_calls,
-            self.groups,
-            self.job_id,
-            self.unordered,
-        )
+    actor_id: str
+    class_name: str
+    methods: dict[str, MethodInfo]
+    max_task_retries: int
+    max_pending_calls: int
+    groups: tuple[str, ...] = ()
+    job_id: str = ""
+    unordered: tuple[str, ...] = ()
+    """The concurrency groups ('' is the default one) in which calls may start out of order."""
 
 
 def methods_of(cls: type) -> dict[str, MethodInfo]:

@@ -11,7 +11,15 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from stoker.exceptions import StokerError
-from stoker_wire.data.spool import MAX_UNWRITTEN_BYTES, SpoolWriter, frames_of, row_of, spool_folder
+from stoker_wire.data.spool import (
+    MAX_UNWRITTEN_BYTES,
+    SpoolWriter,
+    frames_of,
+    is_refusal,
+    row_of,
+    rows_in_frames,
+    spool_folder,
+)
 from stoker_wire.messages.data import Inline, Stored
 
 if TYPE_CHECKING:
@@ -144,6 +152,10 @@ class _GcsSink:
                 return
             try:
                 await self._gcs.call("POST", "/v1/tasks/spooled", body, timeout_s=_SEND_S)
-            except StokerError:
-                return
+            except StokerError as error:
+                if not is_refusal(error):
+                    return
+                lost = rows_in_frames(body)
+                self.dropped += lost
+                self._dropped_unreported += lost
             del self._waiting[: len(body)]

@@ -147,7 +147,9 @@ class ActorOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 @documented
-class MethodOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MethodOptions(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Options of one method of an actor: ``@stoker.method(...)``, or ``.options(...)`` for some calls."""
 
     num_returns: Annotated[

@@ -160,8 +160,9 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "What the worker has besides its Python: `env_vars`, `working_dir`, `py_modules`, `pip`, "
             "`preload`, `kernels`. The caller uploads folders once per content. What is not named is as "
             "in the task or actor that starts it, in a driver as in the job: variables are merged by "
-            "name, `py_modules` and `kernels` are added.",
-            by="caller, nodelet",
+            "name, `py_modules` and `kernels` are added. Variables that a lease or the node sets "
+            "(`CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER`, `STOKER_*`) are refused.",
+            by="caller, gcs, nodelet",
             default="that of the caller",
             takes="mapping",
             example='runtime_env={"env_vars": {"MODE": "fast"}}',

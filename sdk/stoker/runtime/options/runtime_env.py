@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.options.kernel_specs import kernel_specs
 from stoker.runtime.options.packages import Package, Progress, pack
+from stoker_wire.constraints import variables
 from stoker_wire.errors import BadRequestError, UnknownOptionError
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.suggestions import suggestion
@@ -37,7 +38,8 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 def make_runtime_env(user: Mapping[str, Any] | RuntimeEnv | None, upload: Upload) -> RuntimeEnv:
     """Return ``user`` as a message; ``upload`` is called once for each folder that it names.
 
-    - ``env_vars``: mapping of names to values (numbers become text).
+    - ``env_vars``: mapping of names to values (numbers become text), but for ``CUDA_VISIBLE_DEVICES``,
+      ``CUDA_DEVICE_ORDER`` and ``STOKER_*``, which leases and nodes set.
     - ``working_dir``: a folder (or ``.zip``): the current directory of tasks, and on ``sys.path``.
     - ``py_modules``: folders, ``.py`` files, wheels or imported modules, made importable.
     - ``pip``: requirement lines, or the path of a requirements file.
@@ -107,6 +109,7 @@ def _env_vars(value: Any) -> dict[str, str]:
         if "\0" in str(text):
             raise _wrong(f"env_vars.{name}", text, "text without a zero byte")
         checked[name] = str(text)
+    variables.check(checked)
     return checked
 
 

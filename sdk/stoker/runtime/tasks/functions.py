@@ -61,10 +61,18 @@ def _nbytes_of(value: Any) -> int:
     return len(value) if isinstance(value, (bytes, bytearray, str)) else sys.getsizeof(value)
 
 
+class PickledTypes(bytes):
+    """The exception types to retry as the handle of an actor carries them: only its worker reads them."""
+
+    __slots__ = ()
+
+
 def pickled_exception_types(types: Any) -> bytes:
     """Return the exception types to retry, pickled: b'' for none."""
     if not types:
         return b""
+    if isinstance(types, PickledTypes):
+        return types
     if types is not True:
         if isinstance(types, type):
             types = [types]

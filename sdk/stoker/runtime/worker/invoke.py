@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import inspect
 import os
 import sys
@@ -133,6 +134,11 @@ class Invoker:
         function = cache.get(digest)
         if function is None:
             blob = blob or self._io.run(self._clients.load_function(digest), _LOAD_S)
+            if hashlib.sha256(blob).hexdigest() != digest:
+                raise SerializationError(
+                    "the function is not what it is named by: this worker does not run it\n"
+                    f"the SHA-256 of its {len(blob)} bytes is not {digest}"
+                )
             try:
                 function = cloudpickle.loads(blob)
             except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import os
 import tarfile
@@ -52,6 +53,38 @@ def test_a_copy_shares_no_file_with_its_source(tmp_path: Path) -> None:
     assert not (source / "deep" / "tool").read_bytes().startswith(b"changed")
 
 
+@pytest.mark.parametrize("umask", [0, 0o022, 0o777])
+async def test_a_jobs_folders_are_its_users_alone_whatever_the_umask(
+    tmp_path: Path, umask: int
+) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("main.py", "print(1)")
+
+    async def download(_: str) -> bytes:
+        return packed.getvalue()
+
+    folders = JobFolders(tmp_path / "jobs", keep_s=0.0)
+    (tmp_path / "jobs" / "job_1").mkdir(parents=True)
+    (tmp_path / "jobs").chmod(0o755)
+    before = os.umask(umask)
+    try:
+        folders.make_output_dir("job_1")
+        for job_id in ("job_1", "job_2"):
+            folders.make_folder(job_id)
+    finally:
+        os.umask(before)
+    async with Background("test") as background:
+        retention = EnvironmentRetention(tmp_path, 0.0, 0)
+        built = Environments(tmp_path / "env", download, background, folders, retention)
+        wanted = RuntimeEnv(working_dir=hashlib.sha256(packed.getvalue()).hexdigest())
+        for job_id in ("job_1", "job_3"):
+            await built.prepare(wanted, job_id)
+    made = [tmp_path / "jobs", *(tmp_path / "jobs").glob("*"), *(tmp_path / "jobs").glob("*/*")]
+    assert len(made) == 1 + 3 + 3
+    assert {folder.stat().st_mode & 0o777 for folder in made} == {0o700}
+
+
 async def test_a_disk_without_room_for_the_copy_fails_the_job_with_the_reason(
     tmp_path: Path,
 ) -> None:
@@ -67,7 +100,7 @@ async def test_a_disk_without_room_for_the_copy_fails_the_job_with_the_reason(
     environments = Environments(
         tmp_path / "env", download, background, folders, EnvironmentRetention(tmp_path, 0.0, 0)
     )
-    wanted = RuntimeEnv(working_dir="a" * 64)
+    wanted = RuntimeEnv(working_dir=hashlib.sha256(packed.getvalue()).hexdigest())
     first, second = [await environments.prepare(wanted, job_id) for job_id in ("job_1", "job_2")]
     assert first.cwd != second.cwd
     assert os.listdir(first.cwd) == os.listdir(second.cwd) == ["main.py"]

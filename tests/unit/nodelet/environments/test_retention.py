@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import io
 import os
 import time
@@ -64,11 +65,13 @@ async def test_a_package_is_unpacked_again_after_it_has_left_and_stays_while_it_
     monkeypatch.setattr(module, "_SWEEP_S", 0.01)
     downloads: list[str] = []
 
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("module.py", "x = 1")
+    name = hashlib.sha256(content.getvalue()).hexdigest()
+
     async def download(package: str) -> bytes:
         downloads.append(package)
-        content = io.BytesIO()
-        with zipfile.ZipFile(content, "w") as archive:
-            archive.writestr("module.py", "x = 1")
         return content.getvalue()
 
     root, keys, gone = tmp_path / "env", set[str](), list[str]()
@@ -76,12 +79,12 @@ async def test_a_package_is_unpacked_again_after_it_has_left_and_stays_while_it_
         folders = JobFolders(tmp_path / "jobs", keep_s=0.0)
         retention = EnvironmentRetention(root, keep_s=0.01, max_bytes=0, fresh_s=0.0)
         environments = Environments(root, download, background, folders, retention)
-        wanted = RuntimeEnv(py_modules=("a" * 64,))
+        wanted = RuntimeEnv(py_modules=(name,))
         made = await environments.prepare(wanted, "job_1")
         environments.track(made)
         keys.add(made.key)
         sweeps = asyncio.ensure_future(environments.sweep(lambda: keys, gone.append))
-        folder = root / "packages" / ("a" * 64)
+        folder = root / "packages" / name
         async with asyncio.timeout(40):
             while retention.count != 1:  # noqa: ASYNC110  a sweep in a thread has no event
                 await asyncio.sleep(0.01)
@@ -92,5 +95,5 @@ async def test_a_package_is_unpacked_again_after_it_has_left_and_stays_while_it_
         assert not folder.exists()
         sweeps.cancel()
         await environments.prepare(wanted, "job_1")
-        assert folder.exists() and downloads == ["a" * 64] * 2
+        assert folder.exists() and downloads == [name] * 2
         assert gone == [str(folder / "bin" / "python")]

@@ -11,7 +11,15 @@ from stoker_nodelet.telemetry import task_spool as nodelet_spool
 from stoker_nodelet.telemetry.task_spool import TaskSpool
 from stoker_wire.data import spool as wire_spool
 from stoker_wire.data.spool import SpoolWriter, TaskRow, row_of, rows_in, spool_folder
-from stoker_wire.errors import BadRequestError, UnavailableError
+from stoker_wire.errors import (
+    BadRequestError,
+    ConflictError,
+    NotFoundError,
+    PayloadTooLargeError,
+    StokerError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from stoker_wire.messages.work import TaskRecord, TaskState
 
 if TYPE_CHECKING:
@@ -143,6 +151,40 @@ async def test_rows_that_the_gcs_refuses_for_ever_are_counted_and_hold_nobody_up
     assert await spool.flush()
     assert gcs.told == ["t_3"]
     assert spool.dropped == gcs.dropped == 2
+
+
+async def test_one_frame_that_the_gcs_refuses_costs_no_other(
+    spool: TaskSpool, gcs: Gcs, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, bad = SpoolWriter(spool.folder, "w_0"), SpoolWriter(spool.folder, "w_1")
+    for number in range(9):
+        good.write([a_row(f"t_{number}")])
+        if number in {2, 3, 7}:
+            bad.write([(*a_row(f"bad_{number}")[:8], b"\xc1noise")])
+    bad.write([a_row("t_9")])
+    assert await spool.flush()
+    assert sorted(gcs.told) == [f"t_{number}" for number in range(10)]
+    assert (spool.forwarded, spool.dropped) == (10, 3)
+    assert caplog.text.count("are lost") == 1
+    good.write([a_row("t_10")])
+    assert await spool.flush() and gcs.dropped == 3, "the gcs learns how many"
+
+
+@pytest.mark.parametrize("status", [PayloadTooLargeError, NotFoundError, ConflictError])
+async def test_no_refusal_is_tried_for_ever(
+    spool: TaskSpool, gcs: Gcs, status: type[StokerError]
+) -> None:
+    writer = SpoolWriter(spool.folder, "w_0")
+    writer.write([a_row("t_1")])
+    gcs.error = status("no")
+    assert await spool.flush()
+    gcs.error = None
+    assert await spool.flush() and gcs.told == []
+    writer.write([a_row("t_2")])
+    gcs.error = UnauthorizedError("the token is being rotated")
+    assert not await spool.flush(), "that is no fault of the frame"
+    gcs.error = None
+    assert await spool.flush() and gcs.told == ["t_2"]
 
 
 async def test_a_file_that_cannot_be_read_is_put_aside(spool: TaskSpool, gcs: Gcs) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from stoker_nodelet.workers.forkserver import HEAD, start_forkserver
+from stoker_wire.process import umask
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -189,6 +190,35 @@ def test_the_kernel_ends_a_worker_before_the_services_when_memory_is_short(tmp_p
         with open("/proc/self/oom_score_adj") as file:
             services = int(file.read())
         assert int(output.read_text()) == min(1000, services + 500)
+    finally:
+        events.file.close()
+        server.sock.close()
+        server.proc.wait()
+
+
+def test_users_code_has_the_umask_of_the_user_and_not_that_of_the_services(tmp_path: Path) -> None:
+    output = tmp_path / "child.log"
+    before = os.umask(0o077)  # as in a nodelet that starts another fork server
+    try:
+        server = start_forkserver(target="os:getpid", log_path=tmp_path / "server.log")
+    finally:
+        os.umask(before)
+    events = Events(server.sock)
+    try:
+        events.next("ready")
+        fork = {
+            "op": "fork",
+            "worker_id": "w_1",
+            "argv": ["/bin/sh", "-c", "umask"],
+            "boot": b"",
+            "env": {},
+            "cwd": "",
+            "log_path": str(output),
+            "sys_path": [],
+        }
+        server.sock.sendall(frame(fork))
+        events.next("exited")
+        assert int(output.read_text(), 8) == umask.INHERITED == before
     finally:
         events.file.close()
         server.sock.close()

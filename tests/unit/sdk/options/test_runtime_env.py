@@ -76,6 +76,12 @@ def no_upload(package: Package) -> None:
         ({"env_vars": ["A"]}, BadRequestError, "runtime_env.env_vars: expected a mapping"),
         ({"env_vars": {"A-B": "1"}}, BadRequestError, "a name of letters"),
         ({"env_vars": {"A": None}}, BadRequestError, "runtime_env.env_vars.A: expected text"),
+        ({"env_vars": {"CUDA_VISIBLE_DEVICES": ""}}, BadRequestError, "ask for GPUs by num_gpus"),
+        (
+            {"env_vars": {"STOKER_TOKEN": "x"}},
+            BadRequestError,
+            "STOKER_TOKEN: this variable cannot",
+        ),
         ({"working_dir": "/no/such/folder"}, BadRequestError, "a folder that exists"),
         ({"working_dir": 3}, BadRequestError, "the path of a folder"),
         ({"py_modules": "lib"}, BadRequestError, "a list of folders"),

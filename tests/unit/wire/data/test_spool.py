@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,9 +15,12 @@ from msgspec.structs import fields
 
 from stoker_wire.data import spool
 from stoker_wire.data.spool import (
+    UNREADABLE,
     SpoolWriter,
+    TaskFacts,
     TaskRow,
     frames_of,
+    pack_facts,
     record_of,
     row_of,
     rows_in,
@@ -102,6 +107,39 @@ def test_what_is_no_spool_is_refused() -> None:
             rows_in(body)
     with pytest.raises(ValueError, match="no frame"):
         whole_frames(b"\xff" * 40)
+
+
+_NESTED = b"\x91" * 100_000
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *((*a_row()[:8], facts) for facts in (b"", b"\xc1", b"\xff" * 9, _NESTED)),
+        (*a_row()[:8], pack_facts(TaskFacts(args_nbytes=2**63))),
+        (*a_row()[:8], pack_facts(TaskFacts(ended_at_s=math.nan))),
+        (*a_row()[:8], pack_facts(TaskFacts("\xe9"))[:-1].replace(b"\xc3", b"\xff")),
+        ("t" * 3000, *a_row()[1:]),
+        ("t", 2**63, *a_row()[2:]),
+        ("t", -1, *a_row()[2:]),
+        (*a_row()[:7], 2**63, a_row()[8]),
+        (*a_row()[:7], 5, a_row()[8]),
+    ],
+)
+def test_a_row_that_could_not_be_stored_or_read_is_refused(bad: TaskRow) -> None:
+    began = time.process_time()
+    with pytest.raises(BadRequestError, match="no spool"):
+        rows_in(frames_of([a_row(), bad]))
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    "facts", [b"", b"\xc1", b"\xff" * 9, b"\x80", b"\xde\x00", _NESTED], ids=len
+)
+def test_a_damaged_row_is_shown_by_its_columns(facts: bytes) -> None:
+    found = record_of((*a_row()[:8], facts))
+    assert (found.task_id, found.name, found.state) == ("t_0", "f", TaskState.FINISHED)
+    assert found.error is UNREADABLE
 
 
 def test_a_writer_begins_a_new_file_when_one_is_full(

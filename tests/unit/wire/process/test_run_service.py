@@ -7,12 +7,9 @@ import resource
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROGRAM = """
 import sys
@@ -42,10 +39,12 @@ def test_a_signal_stops_it_in_good_order(tmp_path: Path, number: signal.Signals)
     with _start(tmp_path) as process:
         assert process.stderr is not None
         first = json.loads(process.stderr.readline())
+        status = Path(f"/proc/{process.pid}/status").read_text()
         assert (first["event"], first["service"], first["level"]) == ("listening", "demo", "info")
         process.send_signal(number)
         _, rest = process.communicate(timeout=60)
     assert process.returncode == 0
+    assert "\nUmask:\t0077\n" in status, "its files are its user's alone"
     assert [json.loads(line)["event"] for line in rest.splitlines()] == ["stopped"]
 
 

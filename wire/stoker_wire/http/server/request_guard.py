@@ -48,7 +48,7 @@ class RequestGuard:
         self._site.check(headers)
         header = headers.get("Authorization")
         if path in self._open:
-            return ANONYMOUS
+            return self._shown(header)
         if not header:
             raise UnauthorizedError(
                 "the request has no token\n"
@@ -57,6 +57,13 @@ class RequestGuard:
             )
         principal = self._tokens.verify(auth.bearer(header))
         return principal if self._authority is None else await self._authority.resolve(principal)
+
+    def _shown(self, header: str | None) -> Principal:
+        """Return who sends a request that needs no token, if its token is good."""
+        try:
+            return self._tokens.verify(auth.bearer(header)) if header else ANONYMOUS
+        except UnauthorizedError:
+            return ANONYMOUS
 
     async def admit(
         self, principal: Principal, route: BoundRoute, params: Mapping[str, str]
