@@ -8,10 +8,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 EXTRAS ?= dev,postgres,redis,train
 PY := $(VENV)/bin/python
+TOOL := scripts/tool $(VENV)-tools $(PYTHON)
 PYTEST_ARGS ?=
 # Tests also wait, for about half of their time, so two workers for each of two cores. A file stays with one worker, so that its tests share their cluster.
 TEST_WORKERS ?= 4
 BENCH_ARGS ?=
+LOCK_ARGS ?=
+AUDIT_ARGS ?=
 FLAKES_ARGS ?=
 # Today's plugin (v2), else yesterday's program (v1).
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
@@ -21,7 +24,7 @@ export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 # Where it is set, each of a thousand processes compiles all our modules for itself: a cluster starts in 0.9 s, not in 0.5.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env services demo test sim chaos flakes check types format docs bench up down soak clean
+.PHONY: help env services demo test sim chaos flakes check types format docs lock sbom audit release bench up down soak clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +68,19 @@ format: env  ## apply the formatter and the safe lint fixes
 docs: env  ## write the pages of docs/ that are made of the code
 	@$(PY) scripts/docs.py
 
+lock:  ## write locks/: exact versions and hashes of what pyproject.toml asks for (LOCK_ARGS="--upgrade-package NAME", --upgrade)
+	@$(TOOL) python scripts/lock.py $(LOCK_ARGS)
+
+audit:  ## ask for known vulnerabilities of what is locked: 0 none, 1 some, 3 no verdict (AUDIT_ARGS="--service osv")
+	@$(TOOL) python scripts/audit.py $(AUDIT_ARGS)
+
+sbom:  ## write dist/sbom.cdx.json: what is locked, as CycloneDX
+	@$(TOOL) python scripts/sbom.py dist/sbom.cdx.json
+
+release: env sbom  ## write sdist, wheel, bill of materials and their checksums into dist/
+	@$(VENV)/bin/hatchling build -d dist
+	@cd dist && sha256sum sbom.cdx.json stoker-* >SHA256SUMS && cat SHA256SUMS
+
 bench: env  ## time our workloads, and Ray's and Dask's in turn where a Python has them
 	@$(PY) -m benchmarks $(BENCH_ARGS)
 
@@ -88,4 +104,4 @@ soak: services  ## an hour of mixed load (STOKER_SOAK_S=seconds): prints the slo
 	@STOKER_TEST_SOAK_S=$${STOKER_SOAK_S:-3600} $(PY) -m pytest -q -s -m soak --timeout 3600 $(PYTEST_ARGS)
 
 clean:  ## remove the environment and the caches
-	@rm -rf $(VENV) $(VENV).lock .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(VENV).lock $(VENV)-tools .mypy_cache .pytest_cache .ruff_cache .hypothesis
