@@ -19,12 +19,13 @@ FLAKES_ARGS ?=
 # Today's plugin (v2), else yesterday's program (v1).
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 NODES ?= 2
+SECRETS := .secrets/token .secrets/postgres-password .secrets/redis-password
 # Chosen here so that a failing run can print it: order by hash must never reach a decision.
 export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 # Where it is set, each of a thousand processes compiles all our modules for itself: a cluster starts in 0.9 s, not in 0.5.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env services demo test sim chaos flakes check types format docs lock sbom audit release bench up down soak clean
+.PHONY: help env services demo test sim chaos flakes check types format docs lock sbom audit release bench up down pin soak clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,21 +85,25 @@ release: env sbom  ## write sdist, wheel, bill of materials and their checksums 
 bench: env  ## time our workloads, and Ray's and Dask's in turn where a Python has them
 	@$(PY) -m benchmarks $(BENCH_ARGS)
 
-up: .env  ## start a cluster in containers, with NODES=2 nodes
+up: $(SECRETS)  ## start a cluster in containers, with NODES=2 nodes
 	@$(COMPOSE) up --build --detach --scale nodelet=$(NODES)
 	@url=http://127.0.0.1:$${STOKER_PUBLISH_PORT:-7600}; \
-	echo "[up] $(NODES) nodes; the API is $$url, its token is in .env. To use it from this shell:"; \
-	echo "  export STOKER_ADDRESS=$$url STOKER_TOKEN=\$$(sed -n s/^STOKER_TOKEN=//p .env)"; \
+	echo "[up] $(NODES) nodes; the API is $$url, its token is in .secrets. To use it from this shell:"; \
+	echo "  export STOKER_ADDRESS=$$url STOKER_TOKEN=\$$(cat .secrets/token)"; \
 	echo "[up] stop it with: make down"
 
-down: .env  ## stop the containers; what they stored stays
+down: $(SECRETS)  ## stop the containers; what they stored stays
+	@$(COMPOSE) rm --stop --force -v
 	@$(COMPOSE) down
 	@echo "[down] the volumes stay; to remove them too: $(COMPOSE) down --volumes"
 
-.env:
-	@secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }; umask 077; \
-	printf 'STOKER_TOKEN=%s\nSTOKER_DB_PASSWORD=%s\n' "$$(secret)" "$$(secret)" > $@; \
-	echo "[up] wrote new secrets to $@"
+# The folder keeps others out; the containers' own users must be able to read the files.
+$(SECRETS):
+	@umask 077; mkdir -p .secrets; od -An -N24 -tx1 /dev/urandom | tr -d ' \n' >$@; chmod 444 $@; \
+	echo "[up] wrote a new secret to $@"
+
+pin:  ## write into .env the digests that the tags of compose's images have now; again, to refresh them
+	@scripts/pin-images
 
 soak: services  ## an hour of mixed load (STOKER_SOAK_S=seconds): prints the slope of memory
 	@STOKER_TEST_SOAK_S=$${STOKER_SOAK_S:-3600} $(PY) -m pytest -q -s -m soak --timeout 3600 $(PYTEST_ARGS)

@@ -36,7 +36,16 @@ PASSED_ON = frozenset(
 )
 """Further such variables, and those that stoker_kernels reads itself (it imports nothing of Stoker)."""
 
-COMPOSE = frozenset({"STOKER_DB_PASSWORD", "STOKER_EXTRAS", "STOKER_PUBLISH_PORT"})
+COMPOSE = frozenset(
+    {
+        "STOKER_EXTRAS",
+        "STOKER_NODE_MEMORY",
+        "STOKER_POSTGRES_IMAGE",
+        "STOKER_PUBLISH_PORT",
+        "STOKER_PYTHON_IMAGE",
+        "STOKER_REDIS_IMAGE",
+    }
+)
 """Variables that only docker-compose.yml reads, from ``.env``, which people also load in their shells."""
 
 _log = logging.getLogger(__name__)
@@ -77,8 +86,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     database_url: Annotated[
         str, Meta(description="SQLAlchemy URL of the gcs's database; empty: SQLite in the session")
     ] = ""
+    database_password_file: Annotated[
+        str, Meta(description="file that holds the password that database_url leaves out")
+    ] = ""
     redis_url: Annotated[
         str, Meta(description="URL of the gcs's ephemeral store (Redis); empty: its own memory")
+    ] = ""
+    redis_password_file: Annotated[
+        str, Meta(description="file that holds the password that redis_url leaves out")
     ] = ""
     host: Annotated[str, Meta(description="address that a service listens on")] = "127.0.0.1"
     port: Annotated[

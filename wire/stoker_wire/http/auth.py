@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from stoker_wire.errors import OpenBindError, StartError
+from stoker_wire.process.secret_files import is_mounted
 
 if TYPE_CHECKING:
     from stoker_wire.settings import Settings
@@ -50,7 +51,7 @@ def load_token(path: str | Path) -> str:
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
+            if mode & 0o077 and not is_mounted(path):
                 raise StartError(
                     f"{path} is readable by other users (mode {mode:04o}) and holds the cluster's "
                     "token\n"
