@@ -1,6 +1,19 @@
 # One image for every service: they differ only in the command that compose gives them.
 # No torch by default. Nodes that train: docker build --build-arg EXTRAS=train .
-FROM python:3.11-slim
+# What is installed is locked, by the hash of every file (locks/). The base image by its tag, or by a digest:
+# --build-arg PYTHON_IMAGE=python@sha256:...
+ARG PYTHON_IMAGE=python:3.11-slim
+
+FROM ${PYTHON_IMAGE} AS build
+WORKDIR /src
+COPY locks locks
+COPY scripts/install scripts/install
+RUN python -m venv /opt/build && scripts/install /opt/build/bin/python build
+COPY . .
+RUN /opt/build/bin/python -m pip --disable-pip-version-check wheel --quiet --no-index --no-deps --no-build-isolation \
+    --wheel-dir /wheels .
+
+FROM ${PYTHON_IMAGE}
 
 ARG EXTRAS=""
 ENV PATH=/opt/stoker/bin:$PATH \
@@ -14,18 +27,15 @@ RUN useradd --system --create-home --home-dir /home/stoker --shell /usr/sbin/nol
 
 # The dependencies are a layer of their own, rebuilt only when they change.
 WORKDIR /src
-COPY pyproject.toml constraints.txt ./
-RUN python -c "import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-extras = ['postgres', 'redis', *filter(None, sys.argv[1].split(','))]; \
-print(*p['dependencies'], *(d for e in extras for d in p['optional-dependencies'][e]), sep='\n')" \
-    "$EXTRAS" > /tmp/requirements.txt \
-    && pip install --quiet -c constraints.txt -r /tmp/requirements.txt \
-    && rm /tmp/requirements.txt
+COPY locks locks
+COPY scripts/install scripts/install
+RUN scripts/install python base postgres redis $(printf '%s' "$EXTRAS" | tr , ' ')
 
-COPY . .
-# A volume that is mounted on the folder for output takes its owner from it.
-RUN pip install --quiet --no-deps . && rm -rf /src/* \
-    && install -d -o stoker -g stoker /var/lib/stoker /var/lib/stoker/output
+COPY --from=build /wheels /wheels
+# A volume that is mounted on one of these folders takes its owner from it.
+RUN pip install --quiet --no-index --no-deps /wheels/*.whl && rm -rf /src \
+    && install -d -o stoker -g stoker /var/lib/stoker /var/lib/stoker/output \
+    && install -d -o stoker -g stoker -m 0700 /var/lib/stoker/session
 
 USER stoker
 WORKDIR /var/lib/stoker

@@ -8,20 +8,24 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 EXTRAS ?= dev,postgres,redis,train
 PY := $(VENV)/bin/python
+TOOL := scripts/tool $(VENV)-tools $(PYTHON)
 PYTEST_ARGS ?=
 # Tests also wait, for about half of their time, so two workers for each of two cores. A file stays with one worker, so that its tests share their cluster.
 TEST_WORKERS ?= 4
 BENCH_ARGS ?=
+LOCK_ARGS ?=
+AUDIT_ARGS ?=
 FLAKES_ARGS ?=
 # Today's plugin (v2), else yesterday's program (v1).
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 NODES ?= 2
+SECRETS := .secrets/token .secrets/postgres-password .secrets/redis-password
 # Chosen here so that a failing run can print it: order by hash must never reach a decision.
 export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 # Where it is set, each of a thousand processes compiles all our modules for itself: a cluster starts in 0.9 s, not in 0.5.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env services demo test sim chaos flakes check types format docs bench up down soak clean
+.PHONY: help env services demo test sim chaos flakes check types format docs lock sbom audit release bench up down pin soak clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,27 +69,44 @@ format: env  ## apply the formatter and the safe lint fixes
 docs: env  ## write the pages of docs/ that are made of the code
 	@$(PY) scripts/docs.py
 
+lock:  ## write locks/: exact versions and hashes of what pyproject.toml asks for (LOCK_ARGS="--upgrade-package NAME", --upgrade)
+	@$(TOOL) python scripts/lock.py $(LOCK_ARGS)
+
+audit:  ## ask for known vulnerabilities of what is locked: 0 none, 1 some, 3 no verdict (AUDIT_ARGS="--service osv")
+	@$(TOOL) python scripts/audit.py $(AUDIT_ARGS)
+
+sbom:  ## write dist/sbom.cdx.json: what is locked, as CycloneDX
+	@$(TOOL) python scripts/sbom.py dist/sbom.cdx.json
+
+release: env sbom  ## write sdist, wheel, bill of materials and their checksums into dist/
+	@$(VENV)/bin/hatchling build -d dist
+	@cd dist && sha256sum sbom.cdx.json stoker-* >SHA256SUMS && cat SHA256SUMS
+
 bench: env  ## time our workloads, and Ray's and Dask's in turn where a Python has them
 	@$(PY) -m benchmarks $(BENCH_ARGS)
 
-up: .env  ## start a cluster in containers, with NODES=2 nodes
+up: $(SECRETS)  ## start a cluster in containers, with NODES=2 nodes
 	@$(COMPOSE) up --build --detach --scale nodelet=$(NODES)
 	@url=http://127.0.0.1:$${STOKER_PUBLISH_PORT:-7600}; \
-	echo "[up] $(NODES) nodes; the API is $$url, its token is in .env. To use it from this shell:"; \
-	echo "  export STOKER_ADDRESS=$$url STOKER_TOKEN=\$$(sed -n s/^STOKER_TOKEN=//p .env)"; \
+	echo "[up] $(NODES) nodes; the API is $$url, its token is in .secrets. To use it from this shell:"; \
+	echo "  export STOKER_ADDRESS=$$url STOKER_TOKEN=\$$(cat .secrets/token)"; \
 	echo "[up] stop it with: make down"
 
-down: .env  ## stop the containers; what they stored stays
+down: $(SECRETS)  ## stop the containers; what they stored stays
+	@$(COMPOSE) rm --stop --force -v
 	@$(COMPOSE) down
 	@echo "[down] the volumes stay; to remove them too: $(COMPOSE) down --volumes"
 
-.env:
-	@secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }; umask 077; \
-	printf 'STOKER_TOKEN=%s\nSTOKER_DB_PASSWORD=%s\n' "$$(secret)" "$$(secret)" > $@; \
-	echo "[up] wrote new secrets to $@"
+# The folder keeps others out; the containers' own users must be able to read the files.
+$(SECRETS):
+	@umask 077; mkdir -p .secrets; od -An -N24 -tx1 /dev/urandom | tr -d ' \n' >$@; chmod 444 $@; \
+	echo "[up] wrote a new secret to $@"
+
+pin:  ## write into .env the digests that the tags of compose's images have now; again, to refresh them
+	@scripts/pin-images
 
 soak: services  ## an hour of mixed load (STOKER_SOAK_S=seconds): prints the slope of memory
 	@STOKER_TEST_SOAK_S=$${STOKER_SOAK_S:-3600} $(PY) -m pytest -q -s -m soak --timeout 3600 $(PYTEST_ARGS)
 
 clean:  ## remove the environment and the caches
-	@rm -rf $(VENV) $(VENV).lock .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(VENV).lock $(VENV)-tools .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -32,7 +32,7 @@ from stoker_wire.http.server.dispatch import MAX_KEY_CHARACTERS, MAX_REQUEST_ID,
 from stoker_wire.http.server.rates import BURST_S
 from stoker_wire.http.server.routes import Route, WebSocketRoute
 from stoker_wire.messages.common import MAX_INT64
-from stoker_wire.process.open_files import MOST
+from stoker_wire.process.files.open_files import MOST
 from stoker_wire.settings import Settings
 
 LIMITS = Path(__file__).parents[1] / "docs/limits.md"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from stoker_gcs.service import DEFAULT_PORT, Running, serve
 from stoker_wire.http.auth import find_token, private_dir
 from stoker_wire.http.server.service import run_service
+from stoker_wire.process.files.secret_files import with_password
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def main() -> None:
     )
 
     async def start() -> Running:
-        database_url = settings.database_url
+        database_url = with_password(settings.database_url, settings.database_password_file)
         if not database_url:
             folder: Path = private_dir(settings.session_root)
             database_url = f"sqlite:///{folder / 'gcs.sqlite3'}"
@@ -38,7 +39,7 @@ def main() -> None:
             settings,
             token=find_token(settings, host=settings.host),
             database_url=database_url,
-            redis_url=settings.redis_url or None,
+            redis_url=with_password(settings.redis_url, settings.redis_password_file) or None,
             host=settings.host,
             port=settings.port if given.port is not None else settings.port or DEFAULT_PORT,
         )

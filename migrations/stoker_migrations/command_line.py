@@ -18,6 +18,7 @@ from stoker_migrations.backup import backup, restore
 from stoker_migrations.command import revision_of, scripts, upgrade
 from stoker_migrations.report import progress, report
 from stoker_wire.errors import StokerError
+from stoker_wire.process.files.secret_files import with_password
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,10 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for revision in reversed(list(scripts().walk_revisions())):
             sys.stdout.write(f"{revision.revision}  {revision.doc}\n")
         return 0
-    chosen.database_url = chosen.database_url or Settings.from_env().database_url
-    if not chosen.database_url:
+    settings = Settings.from_env(database_url=chosen.database_url)
+    if not settings.database_url:
         parser.error("name the database: --database-url URL, or STOKER_DATABASE_URL")
     try:
+        chosen.database_url = with_password(settings.database_url, settings.database_password_file)
         return _run(chosen)
     except (StokerError, OSError) as error:
         sys.stderr.write(f"error: {error}\n")

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, start_forkserver
-from stoker_wire.process.open_files import raise_open_files
+from stoker_wire.process.files.open_files import raise_open_files
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:

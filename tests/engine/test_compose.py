@@ -79,6 +79,28 @@ class Cluster:
         return {node.url: node for node in page.items if node.state is NodeState.ALIVE}
 
 
+STAND_IN = """\
+FROM postgres:15
+RUN chmod 3777 /var/run/postgresql
+ENTRYPOINT ["sh", "-euc", "export POSTGRES_PASSWORD=$(cat $POSTGRES_PASSWORD_FILE); exec /entrypoint.sh"]
+"""
+
+
+def images() -> dict[str, str]:
+    """Return the image of a postgres:15 that is not the official one, with what that one has."""
+    entrypoint = subprocess.run(
+        ["docker", "image", "inspect", "-f", "{{json .Config.Entrypoint}}", "postgres:15"],
+        capture_output=True, text=True, check=False,
+    ).stdout.strip()  # fmt: skip
+    if entrypoint != '["/entrypoint.sh"]':
+        return {}
+    name = "stoker-test-postgres:15"
+    subprocess.run(
+        ["docker", "build", "-q", "-t", name, "-"], input=STAND_IN, text=True, check=True
+    )
+    return {"STOKER_POSTGRES_IMAGE": name}
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """What the first lines of the page start."""
@@ -96,6 +118,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "COMPOSE_PROJECT_NAME": f"stokertest{secrets.token_hex(4)}",
             "STOKER_PUBLISH_PORT": str(port),
+            **images(),
         },
     )
     up, export, *_ = PAGE.splitlines()
@@ -115,11 +138,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("command", COMPOSES, ids=" ".join)
 def test_each_compose_takes_the_file(command: tuple[str, ...]) -> None:
-    secret = {"STOKER_TOKEN": "t", "STOKER_DB_PASSWORD": "p"}
     shown = subprocess.run(
-        [*command, "config"], cwd=REPO, env={**os.environ, **secret}, capture_output=True,
-        text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [*command, "config"], cwd=REPO, capture_output=True, text=True, timeout=60, check=False
+    )
     assert shown.returncode == 0, shown.stderr
     assert "nodelet:" in shown.stdout
 
@@ -128,9 +149,58 @@ def test_the_page_says_what_make_says(cluster: Cluster) -> None:
     (export,) = (line for line in PAGE.splitlines() if line.startswith("export "))
     assert export in cluster.said.replace(cluster.environ["STOKER_PUBLISH_PORT"], "7600")
     assert "make down" in cluster.said
-    assert (cluster.clone / ".env").stat().st_mode & 0o077 == 0
-    warned = cluster.run("set -a; . ./.env; set +a; stoker list nodes 2>&1")
-    assert "names no setting" not in warned
+    assert (cluster.clone / ".secrets").stat().st_mode & 0o077 == 0
+    secrets_ = {path.name: path.read_text() for path in (cluster.clone / ".secrets").iterdir()}
+    assert len(set(secrets_.values())) == len(secrets_) == 3
+    assert all(len(secret) == 48 for secret in secrets_.values())
+    # What `docker inspect` and `ps` show has none of them.
+    shown = cluster.run(
+        f"docker inspect $({shlex.join(COMPOSES[0])} ps -q); "
+        f"for one in $({shlex.join(COMPOSES[0])} ps -q); do docker top $one -eo pid,args || true; done"
+    )
+    assert "redis-server" in shown
+    assert not [name for name, secret in secrets_.items() if secret in shown]
+
+
+PROBE = """
+import socket, sys
+for address in sys.argv[1:]:
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host, int(port)), timeout=3).close()
+        print(address, "reached")
+    except OSError as error:
+        print(address, "refused", type(error).__name__)
+"""
+
+
+def test_a_task_reaches_no_database_by_name_or_address(cluster: Cluster) -> None:
+    stores = {"postgres": 5432, "redis": 6379}
+    addresses = [f"{name}:{port}" for name, port in stores.items()]
+    for name, port in stores.items():
+        (container,) = cluster.containers(name)
+        found = cluster.run(
+            "docker inspect -f '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}' "
+            + container
+        )
+        addresses.append(f"{found.strip()}:{port}")
+    probe = shlex.join(["python", "-c", PROBE, "gcs:7600", *addresses])
+    said = cluster.run(f"stoker job submit -- {shlex.quote(probe)}", JOB_S)
+    assert "gcs:7600 reached" in said
+    assert [line for line in said.splitlines() if line.endswith("reached")] == ["gcs:7600 reached"]
+    assert all(f"{address} refused" in said for address in addresses)
+
+
+def test_no_container_can_change_its_image_or_take_all_memory(cluster: Cluster) -> None:
+    for service in ("postgres", "redis", "gcs", "scheduler", "nodelet"):
+        container = cluster.containers(service)[0]
+        done = cluster.run(f"docker exec {container} sh -c 'touch /usr/here 2>&1 || true'")
+        assert "Read-only file system" in done
+        limits = cluster.run(
+            f"docker inspect -f '{{{{.HostConfig.Memory}}}} {{{{.HostConfig.PidsLimit}}}}' {container}"
+        )
+        memory, pids = map(int, limits.split())
+        assert memory and pids > 0
 
 
 def test_a_job_over_three_nodes_leaves_its_output(cluster: Cluster) -> None:
@@ -180,7 +250,7 @@ def test_a_second_node_of_the_same_name_is_refused_with_the_fix(cluster: Cluster
         )
         assert len(cluster.nodes()) == 3
     finally:
-        cluster.run(f"docker rm -f {one}")
+        cluster.run(f"docker rm -f -v {one}")
 
 
 def test_the_image_is_healthy_as_a_head_of_its_own(cluster: Cluster) -> None:
@@ -195,4 +265,4 @@ def test_the_image_is_healthy_as_a_head_of_its_own(cluster: Cluster) -> None:
             interval_s=1.0,
         )  # fmt: skip
     finally:
-        cluster.run(f"docker rm -f {one}")
+        cluster.run(f"docker rm -f -v {one}")

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from stoker_wire.errors import BadRequestError, UnknownOptionError
+from stoker_wire.process.setting_values import (
+    SettingInfo,
+    converted,
+    masked,
+    meaning_of,
+    parsed,
+)
 from stoker_wire.suggestions import nearest, suggestion
 
 PREFIX = "STOKER_"
@@ -37,7 +43,16 @@ PASSED_ON = frozenset(
 )
 """Further such variables, and those that stoker_kernels reads itself (it imports nothing of Stoker)."""
 
-COMPOSE = frozenset({"STOKER_DB_PASSWORD", "STOKER_EXTRAS", "STOKER_PUBLISH_PORT"})
+COMPOSE = frozenset(
+    {
+        "STOKER_EXTRAS",
+        "STOKER_NODE_MEMORY",
+        "STOKER_POSTGRES_IMAGE",
+        "STOKER_PUBLISH_PORT",
+        "STOKER_PYTHON_IMAGE",
+        "STOKER_REDIS_IMAGE",
+    }
+)
 """Variables that only docker-compose.yml reads, from ``.env``, which people also load in their shells."""
 
 _log = logging.getLogger(__name__)
@@ -46,16 +61,6 @@ _log = logging.getLogger(__name__)
 def default_session_root() -> str:
     """Return ``/tmp/stoker-<uid>``: short (Unix socket paths end at 107 bytes), and survives a log-out."""
     return f"/tmp/stoker-{os.getuid()}"
-
-
-class SettingInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of ``stoker config``; ``source`` is ``default``, ``argument`` or the variable."""
-
-    name: str
-    variable: str
-    value: str
-    source: str
-    meaning: str
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +83,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     database_url: Annotated[
         str, Meta(description="SQLAlchemy URL of the gcs's database; empty: SQLite in the session")
     ] = ""
+    database_password_file: Annotated[
+        str, Meta(description="file that holds the password that database_url leaves out")
+    ] = ""
     redis_url: Annotated[
         str, Meta(description="URL of the gcs's ephemeral store (Redis); empty: its own memory")
+    ] = ""
+    redis_password_file: Annotated[
+        str, Meta(description="file that holds the password that redis_url leaves out")
     ] = ""
     host: Annotated[str, Meta(description="address that a service listens on")] = "127.0.0.1"
     port: Annotated[
@@ -471,7 +482,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             variable = PREFIX + name.upper()
             text = environ.get(variable)
             if text:
-                values[name] = _parse(variable, text, hint)
+                values[name] = parsed(variable, text, hint)
                 sources[name] = variable
         for name, value in overrides.items():
             if name not in hints:
@@ -479,7 +490,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     f"there is no setting {name!r}\n{suggestion(name, hints)}", field=name
                 )
             if value is not None:
-                values[name] = _convert(name, value, hints[name])
+                values[name] = converted(name, value, hints[name])
                 sources[name] = "argument"
         _check_words(values, sources)
         unknown = _unknown(environ, hints)
@@ -500,9 +511,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 SettingInfo(
                     name=name,
                     variable=PREFIX + name.upper(),
-                    value=_masked(text),
+                    value=masked(text),
                     source=self.sources.get(name, "default"),
-                    meaning=_meaning(hint),
+                    meaning=meaning_of(hint),
                 )
             )
         return rows
@@ -513,54 +524,6 @@ def _hints() -> dict[str, Any]:
     """Return the annotated type of every setting, by name."""
     hints = get_type_hints(Settings, include_extras=True)
     return {name: hint for name, hint in hints.items() if get_origin(hint) is Annotated}
-
-
-_USERINFO = re.compile(r"://(?:(?!://).)*@", re.DOTALL)
-"""To the last @ before another URL: what is not escaped in a password belongs to it all the same."""
-_SECRET_PARAMETER = re.compile(r"([?&][^=&#]*(?:pass|secret|token)[^=&#]*=)[^&#]*", re.IGNORECASE)
-
-
-def _masked(text: str) -> str:
-    """Return a value without the user names and passwords of the URLs in it."""
-    return _SECRET_PARAMETER.sub(r"\1***", _USERINFO.sub("://***@", text))
-
-
-def _meaning(hint: Any) -> str:
-    return next(m.description or "" for m in hint.__metadata__ if isinstance(m, Meta))
-
-
-def _parse(variable: str, text: str, hint: Any) -> Any:
-    """Return a variable's text as the setting's type: JSON for objects, commas for lists."""
-    bare = get_args(hint)[0]
-    value: Any = text
-    if get_origin(bare) is dict:
-        try:
-            value = msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
-            raise BadRequestError(
-                f"{variable}={text!r} is not JSON\n{error}\n"
-                f"""write it like {variable}='{{"name": 1}}'""",
-                field=variable,
-            ) from None
-    elif get_origin(bare) is tuple:
-        value = [part.strip() for part in text.split(",") if part.strip()]
-    elif bare is bool:
-        value = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(text.lower(), text)
-    return _convert(variable, value, hint)
-
-
-def _convert(name: str, value: Any, hint: Any) -> Any:
-    try:
-        return msgspec.convert(value, hint, strict=False)
-    except msgspec.ValidationError as error:
-        raise BadRequestError(
-            f"{name}={value!r} does not fit\n{_fix_of(str(error))} (meaning: {_meaning(hint)})",
-            field=name,
-        ) from None
-
-
-def _fix_of(message: str) -> str:
-    return "set it to a value that fits: " + message[:1].lower() + message[1:]
 
 
 _WORDS = {

@@ -50,7 +50,8 @@ from stoker_nodelet.workers.reaper import (
     prctl,
 )
 from stoker_wire.http.auth import SECRETS
-from stoker_wire.process import process_tree, umask
+from stoker_wire.process import process_tree
+from stoker_wire.process.files import umask
 from stoker_wire.process.search_path import apply_path
 
 if TYPE_CHECKING:

@@ -41,9 +41,10 @@ from stoker.local.sessions import (
 )
 from stoker_wire.errors import DeadlineExceededError, StokerError, UnavailableError
 from stoker_wire.http.auth import check_length, find_token, is_loopback, load_or_create_token
-from stoker_wire.process import garbage, umask
+from stoker_wire.process import garbage
 from stoker_wire.process.background import first_cause
-from stoker_wire.process.open_files import raise_open_files
+from stoker_wire.process.files import umask
+from stoker_wire.process.files.open_files import raise_open_files
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:

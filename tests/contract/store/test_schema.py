@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -180,6 +181,21 @@ def test_the_command_checks_upgrades_and_lists(
     assert main(["check", "--database-url", wrong]) == 1
     shown = capsys.readouterr().err
     assert "cannot use the database" in shown and "secret" not in shown
+
+
+def test_the_command_takes_the_password_from_a_file(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = urlsplit(postgres_url)
+    file = tmp_path / "password"
+    file.write_text(f"{url.password}\n")
+    file.chmod(0o600)
+    without = postgres_url.replace(f":{url.password}@", "@")
+    assert without != postgres_url
+    monkeypatch.setenv("STOKER_DATABASE_PASSWORD_FILE", str(file))
+    monkeypatch.setenv("STOKER_DATABASE_URL", without)
+    assert main(["upgrade"]) == 0
+    assert main(["check", "--database-url", without]) == 0
 
 
 def test_serving_on_sqlite_imports_no_heavy_library() -> None:

@@ -14,12 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker_wire.errors import OpenBindError, StartError
+from stoker_wire.process.files.secret_files import is_mounted
 
 if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
 SECRETS = frozenset(
-    {"STOKER_TOKEN", "STOKER_TOKEN_FILE", "STOKER_DATABASE_URL", "STOKER_REDIS_URL"}
+    {
+        "STOKER_TOKEN",
+        "STOKER_TOKEN_FILE",
+        "STOKER_DATABASE_URL",
+        "STOKER_DATABASE_PASSWORD_FILE",
+        "STOKER_REDIS_URL",
+        "STOKER_REDIS_PASSWORD_FILE",
+    }
 )
 """Variables of services that no process of a user inherits."""
 
@@ -70,7 +78,8 @@ def load_token(path: str | Path) -> str:
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            _check_private(path, status.st_uid, stat.S_IMODE(status.st_mode))
+            if not is_mounted(path):
+                _check_private(path, status.st_uid, stat.S_IMODE(status.st_mode))
             token = file.read(4096).decode("ascii", "replace").strip()
     except OSError as error:
         raise StartError(

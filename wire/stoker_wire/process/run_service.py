@@ -13,9 +13,10 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from stoker_wire.errors import StokerError
-from stoker_wire.process import garbage, log, umask
+from stoker_wire.process import garbage, log
 from stoker_wire.process.event_loop import new_loop
-from stoker_wire.process.open_files import raise_open_files
+from stoker_wire.process.files import umask
+from stoker_wire.process.files.open_files import raise_open_files
 from stoker_wire.settings import Settings
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from stoker_nodelet.workers.forkserver import HEAD, start_forkserver
-from stoker_wire.process import umask
+from stoker_wire.process.files import umask
 from tests.services import until
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp.http_exceptions import HttpProcessingError
 
-from stoker_wire.process.open_files import open_files_limit
+from stoker_wire.process.files.open_files import open_files_limit
 
 if TYPE_CHECKING:
     from aiohttp import web

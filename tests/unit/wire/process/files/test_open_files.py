@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_wire.process import open_files
-from stoker_wire.process.open_files import open_files_limit, raise_open_files
+from stoker_wire.process.files import open_files
+from stoker_wire.process.files.open_files import open_files_limit, raise_open_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
