@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-EXTRAS ?= dev,postgres,redis,train
+EXTRAS ?= dev,postgres,redis,tls,train
 PY := $(VENV)/bin/python
 PYTEST_ARGS ?=
 # Tests also wait, for about half of their time, so two workers for each of two cores. A file stays with one worker, so that its tests share their cluster.

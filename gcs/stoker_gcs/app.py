@@ -49,6 +49,7 @@ from stoker_gcs.registry.worker_exits import WorkerExits
 from stoker_gcs.state.event_log import EventLog
 from stoker_gcs.state.records import StateStore
 from stoker_gcs.store.group_commit import GroupCommitWriter
+from stoker_wire.tls.files import files_of
 
 if TYPE_CHECKING:
     from stoker_gcs.ephemeral.protocol import EphemeralStore
@@ -132,7 +133,7 @@ def build_app(
     ephemeral = FallbackEphemeralStore(ephemeral_store, store, writer)
     state = StateStore(store, writer, log, ephemeral)
     replica_id = f"gcs_{os.urandom(6).hex()}"
-    election = LeaderElection(state)
+    election = LeaderElection(state, files_of(settings))
     nodes = NodeRegistry(state, settings)
     peers = PeerClients(election, nodes.view, settings, token)
     releaser = LeaseReleaser(state, peers, background)

@@ -48,6 +48,7 @@ BUILTINS: dict[type[StokerError], tuple[type[Exception], ...]] = {
     errors.PendingCallsLimitError: (RuntimeError,),
     errors.UnavailableError: (ConnectionError,),
     errors.NotReadyError: (ConnectionError,),
+    errors.TlsError: (ConnectionError,),
     errors.DeadlineExceededError: (TimeoutError,),
     errors.GetTimeoutError: (TimeoutError,),
     errors.ArenaFullError: (MemoryError,),

@@ -23,10 +23,12 @@ from stoker_wire.data.channel import PATH, Channel, accept, connect, usable_path
 from stoker_wire.http import auth
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import DataMessage
+from stoker_wire.tls.contexts import check_listener, server_context
 
 if TYPE_CHECKING:
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
+    from stoker_wire.tls.files import TlsFiles
 
 OnMessages = Callable[[Channel, list[DataMessage]], None]
 OnLost = Callable[[Channel], None]
@@ -45,8 +47,9 @@ class _Job(Protocol):
 class Channels:
     """All open channels of this process, by peer id."""
 
-    def __init__(self, identity: Identity, io: IoThread) -> None:
+    def __init__(self, identity: Identity, io: IoThread, tls: TlsFiles) -> None:
         self._identity = identity
+        self._tls = tls
         self._io = io
         self._tcp: socket.socket | None = None
         self.address = Address(
@@ -57,8 +60,11 @@ class Channels:
             "",
         )
         if identity.tcp_host is not None:
+            if tls.is_on:
+                check_listener("this process's data path", identity.tcp_host, tls)
             self._tcp = socket.create_server((identity.tcp_host, 0))
-            url = f"http://{identity.tcp_host}:{self._tcp.getsockname()[1]}"
+            scheme = "https" if tls.is_on else "http"
+            url = f"{scheme}://{identity.tcp_host}:{self._tcp.getsockname()[1]}"
             self.address = replace(self.address, url=url)
         self._on_messages: OnMessages
         self._on_lost: OnLost
@@ -92,7 +98,8 @@ class Channels:
                 os.unlink(socket_path)
             await web.UnixSite(self._runner, socket_path).start()
         if self._tcp is not None:
-            await web.SockSite(self._runner, self._tcp).start()
+            context = server_context(self._tls) if self._tls.is_on else None
+            await web.SockSite(self._runner, self._tcp, ssl_context=context).start()
 
     async def close_channels(self) -> None:
         """Close all channels, once what is posted on them has left."""
@@ -149,6 +156,7 @@ class Channels:
                     me=self.address,
                     job_id=self._job.job_id,
                     token=self._identity.token,
+                    tls=self._tls,
                 )
         except TimeoutError:
             raise UnavailableError(

@@ -86,6 +86,7 @@ def _who_listens(host: str | None, port: int) -> str:
     from stoker.local.sessions import running_sessions
     from stoker.runtime.net.http import HttpClient
     from stoker_wire.errors import StokerError
+    from stoker_wire.tls.files import files_of_env
 
     other = "or start another on a port of its own: --port 0 takes a free one"
     for info in running_sessions():
@@ -103,7 +104,8 @@ def _who_listens(host: str | None, port: int) -> str:
             f"{info.session_dir})\nuse it as it is (`stoker status`), end it with `stoker stop`, "
             f"{other}"
         )
-    url = f"http://{'127.0.0.1' if host in (None, '0.0.0.0') else host}:{port}"
+    scheme = "https" if files_of_env().is_on else "http"
+    url = f"{scheme}://{'127.0.0.1' if host in (None, '0.0.0.0') else host}:{port}"
     try:
         health = HttpClient(url, token="").call("GET", "/healthz", reply=dict, timeout_s=0.5)
     except (StokerError, ValueError):
