@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,10 +20,12 @@ from stoker.local import certificates
 from stoker_wire.http.auth import is_loopback
 from stoker_wire.http.server.request_guard import outward_address
 from tests.e2e import _cluster
-from tests.services import with_own_shm
+from tests.services import until, with_own_shm
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from stoker.launch import LocalCluster
 
 TOKEN = "secret-of-the-test"
 
@@ -100,7 +102,8 @@ found["ports"] = len(ports)
 found["plain"] = [port for port in ports if answers(*port)]
 found["without a certificate"] = [port for port in ports if answers(*port, anybody)]
 found["with ours"] = len([port for port in ports if answers(*port, ours)])
-print(json.dumps(found))
+print(json.dumps(found), flush=True)
+sys.exit(7)
 """
 
 
@@ -143,8 +146,9 @@ def test_two_machines_work_with_mutual_tls_and_nothing_listens_in_plain(
                 timeout=120,
                 check=False,
             )
-            assert done.returncode == 0, done.stderr
+            assert done.returncode == 7, done.stderr
             ask_with_curl(url, folder)
+            until(lambda: exit_code(head) == 7, 20, "the gcs knows the driver's exit code")
         finally:
             node.send_signal(signal.SIGINT)
             node.wait(30)
@@ -158,6 +162,11 @@ def test_two_machines_work_with_mutual_tls_and_nothing_listens_in_plain(
     assert found["ports"] >= 6, "gcs, scheduler, two nodelets, the driver and a worker"
     assert found["plain"] == found["without a certificate"] == []
     assert found["with ours"] == found["ports"]
+
+
+def exit_code(head: LocalCluster) -> int | None:
+    [job] = _cluster.http(head).call("GET", "/v1/jobs", reply=dict[str, Any])["items"]
+    return job.get("exit_code")
 
 
 def ask_with_curl(url: str, folder: Path) -> None:

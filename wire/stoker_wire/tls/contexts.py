@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from stoker_wire.errors import StartError, TlsError
-from stoker_wire.tls.failures import FailureLog, client_failure
+from stoker_wire.tls.failures import EXPIRED, FailureLog, client_failure
 from stoker_wire.tls.files import MUTUAL, TlsFiles, check_complete, check_private
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
-        words = (error.reason or str(error)).replace("_", " ").lower()
+        words = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
         return "the key is another certificate's" if words == "key values mismatch" else words
     return error.strerror or str(error)
 
@@ -233,7 +233,7 @@ def _silent(context: ssl.SSLContext) -> ssl.SSLContext:
 
 def _own_failure(error: ssl.SSLError, host: str) -> str:
     code = getattr(error, "verify_code", 0)
-    if code == 10:
+    if code == EXPIRED:
         return "it has expired\nrenew it: stoker certs renew NAME"
     why = client_failure(error, host) or str(error)
     return why.replace("the server's certificate", "it").replace(" there", "")

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 _LOG_PAUSE_S = 10.0
 _DEPTH = 8
 
-_EXPIRED, _NOT_YET, _PURPOSE = 10, 9, 26
+EXPIRED, _NOT_YET, _PURPOSE = 10, 9, 26
 _OTHER_NAME = (62, 64)
 _FOREIGN = (2, 7, 18, 19, 20, 21, 24)
 """Numbers of OpenSSL's ``X509_V_ERR_*``."""
@@ -65,14 +65,12 @@ def client_failure(error: BaseException, host: str = "") -> str:
         return ""
     if isinstance(cause, ssl.SSLCertVerificationError):
         return _refused_server(cause, host)
-    if not cause.reason or isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return ""
-    return _REFUSED_CLIENT.get(cause.reason, "")
+    return _REFUSED_CLIENT.get(_reason(cause), "")
 
 
 def _refused_server(cause: ssl.SSLCertVerificationError, host: str) -> str:
     code = cause.verify_code
-    if code == _EXPIRED:
+    if code == EXPIRED:
         return (
             "the server's certificate has expired\n"
             "renew it there (stoker certs renew NAME); a running service takes the new one by itself"
@@ -101,14 +99,9 @@ def _refused_server(cause: ssl.SSLCertVerificationError, host: str) -> str:
 
 def server_failure(error: ssl.SSLError) -> str:
     """Return what a server's log says of a handshake that failed; nothing of one that was broken off."""
-    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return ""
-    if (
-        isinstance(error, ssl.SSLCertVerificationError)
-        or error.reason == "CERTIFICATE_VERIFY_FAILED"
-    ):
+    if _reason(error) == "CERTIFICATE_VERIFY_FAILED":
         code = getattr(error, "verify_code", 0)
-        if code == _EXPIRED:
+        if code == EXPIRED:
             return "a client's certificate has expired; renew it (stoker certs renew NAME)"
         if code == _PURPOSE:
             return (
@@ -116,7 +109,12 @@ def server_failure(error: ssl.SSLError) -> str:
             )
         said = getattr(error, "verify_message", "") or "it cannot be verified"
         return f"a client's certificate is not of the CA in STOKER_TLS_CA: {said}"
-    return _SEEN_BY_SERVER.get(error.reason or "", "")
+    return _SEEN_BY_SERVER.get(_reason(error), "")
+
+
+def _reason(error: ssl.SSLError) -> str:
+    """Return OpenSSL's name of what happened; those that Python makes itself have none."""
+    return getattr(error, "reason", None) or ""
 
 
 def _ssl_error(error: BaseException) -> ssl.SSLError | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     import socket
@@ -56,26 +56,27 @@ class TlsSocket:
         """Fill ``buffer`` as far as there is something; 0 at the end. BlockingIOError if nothing is there."""
         nbytes, most = 0, min(buffer.nbytes, _MOST_NBYTES)
         while nbytes < most:
+            # An error that says "nothing is there" costs more than to look.
+            if not self.has_more and (nbytes or not self._fill()):
+                break
             try:
-                part = self._tls.read(most - nbytes, buffer[nbytes:])  # type: ignore[arg-type]
-            except ssl.SSLWantReadError:
-                try:
-                    received = self._sock.recv_into(self._received)
-                except BlockingIOError:
-                    if nbytes:
-                        return nbytes
-                    raise
-                if not received:
-                    return nbytes
-                self._incoming.write(self._received[:received])
+                part = cast("int", self._tls.read(most - nbytes, buffer[nbytes:]))
+            except ssl.SSLWantReadError:  # a part of a record
+                if nbytes or not self._fill():
+                    break
                 continue
             except ssl.SSLZeroReturnError:
-                return nbytes
-            assert isinstance(part, int)
-            nbytes += part
+                break
             if not part:
-                return nbytes
+                break
+            nbytes += part
         return nbytes
+
+    def _fill(self) -> bool:
+        """Take what the socket has; return False at the end. BlockingIOError if nothing is there."""
+        received = self._sock.recv_into(self._received)
+        self._incoming.write(self._received[:received])
+        return received > 0
 
     def sendmsg(self, parts: Sequence[bytes | memoryview]) -> int:
         """Send buffers one behind the other as far as they are taken; return how many bytes were.

@@ -137,6 +137,8 @@ def _print_started(info: LocalInfo, as_json: bool) -> None:
         click.echo('`stoker.init(address="auto")` find it by themselves. Elsewhere:')
         click.echo(f"  export STOKER_ADDRESS={info.gcs_url}")
         click.echo(f"  export STOKER_TOKEN=$(cat {info.token_file})")
+        if info.gcs_url.startswith("https:"):
+            click.echo("and STOKER_TLS_CA, STOKER_TLS_CERT, STOKER_TLS_KEY (docs/tls.md).")
         click.echo("\nStop it with `stoker stop`.")
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from aiohttp import web
 from msgspec.structs import replace
 
-from stoker.exceptions import UnavailableError
+from stoker.exceptions import StartError, UnavailableError
 from stoker_wire.data.channel import PATH, Channel, accept, connect, usable_path
 from stoker_wire.http import auth
 from stoker_wire.messages.common import Address
@@ -44,6 +44,20 @@ class _Job(Protocol):
     job_id: str
 
 
+def _check_tls(identity: Identity, host: str, tls: TlsFiles) -> None:
+    """Raise StartError if others could not trust what this process is about to listen with."""
+    if tls.is_on:
+        check_listener("the data path of this process", host, tls)
+        return
+    url = identity.node.url if identity.node is not None else identity.gcs_url
+    if url.startswith("https:"):
+        raise StartError(
+            "this process will not listen without TLS in a cluster that has it\n"
+            "set STOKER_TLS as the nodes do, STOKER_TLS_CA, and STOKER_TLS_CERT and STOKER_TLS_KEY to a "
+            f"certificate of its own: stoker certs issue NAME --host {host}"
+        )
+
+
 class Channels:
     """All open channels of this process, by peer id."""
 
@@ -60,8 +74,7 @@ class Channels:
             "",
         )
         if identity.tcp_host is not None:
-            if tls.is_on:
-                check_listener("this process's data path", identity.tcp_host, tls)
+            _check_tls(identity, identity.tcp_host, tls)
             self._tcp = socket.create_server((identity.tcp_host, 0))
             scheme = "https" if tls.is_on else "http"
             url = f"{scheme}://{identity.tcp_host}:{self._tcp.getsockname()[1]}"

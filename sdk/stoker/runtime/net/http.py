@@ -252,7 +252,7 @@ class HttpClient:
         target = urlsplit(base).path + quote(path, safe="/:@!$&'()*+,;=~-._%")
         if query:
             target += "?" + urlencode(query_texts(query))
-        connection = _connection(base, timeout_s)
+        connection = connection_to(base, timeout_s)
         try:
             try:
                 connection.request(method, target, body=data, headers=headers)
@@ -319,7 +319,7 @@ class _ChunkedBody:
             self._on_sent(start + len(chunk))
 
 
-def _connection(base: str, timeout_s: float) -> HTTPConnection:
+def connection_to(base: str, timeout_s: float) -> HTTPConnection:
     """Return a connection that is not open yet; TlsError if ``base`` is plain and STOKER_TLS is on."""
     parts, files = urlsplit(base), files_of_env()
     host, port = parts.hostname or "", parts.port

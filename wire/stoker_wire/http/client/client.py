@@ -99,7 +99,7 @@ class Client:
         self.timeout_s = settings.request_timeout_s if timeout_s is None else timeout_s
         self.retries = 0
         self._unix_path = unix_path
-        self._tls = files_of(settings)
+        self.tls = files_of(settings)
         self._max_connections = max_connections
         self._silence_s = _SILENCE * settings.bookmark_s
         self._retry_initial_s = settings.retry_initial_s
@@ -469,7 +469,7 @@ class Client:
                 self._unix_path, limit=self._max_connections, keepalive_timeout=60.0
             )
         else:
-            contexts = [context for url in self.urls if (context := context_for(url, self._tls))]
+            contexts = [context for url in self.urls if (context := context_for(url, self.tls))]
             connector = aiohttp.TCPConnector(
                 limit=self._max_connections,
                 keepalive_timeout=60.0,
