@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stoker.local import certificates
+from stoker.local.sessions import find_running
 from stoker_wire.http.auth import is_loopback
 from stoker_wire.http.server.request_guard import outward_address
 from tests.e2e import _cluster
@@ -129,6 +130,8 @@ def test_two_machines_work_with_mutual_tls_and_nothing_listens_in_plain(
     with _cluster.head(tmp_path, num_cpus=2, host=host) as head:
         url = head.info.gcs_url
         assert url.startswith(f"https://{host}:")
+        found_here = find_running(tmp_path)
+        assert found_here is not None, "`stoker status` finds it by itself"
         command = [sys.executable, "-m", "stoker.cli", "start", "--address", url, "--host", host]
         offer = ["--num-cpus", "2", "--num-gpus", "0", "--resources", '{"far": 4}']
         node = subprocess.Popen(

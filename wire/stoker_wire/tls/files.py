@@ -67,6 +67,13 @@ def check_complete(files: TlsFiles) -> None:
             f"set {' and '.join(missing)}; `stoker certs init` and `stoker certs issue` make them"
         )
 
+    for name, path in needed.items():
+        if not os.path.isabs(path):
+            raise StartError(
+                f"{name}={path} is not a whole path\n"
+                "write one that begins with /: workers run in folders of their own"
+            )
+
 
 def check_private(key: str) -> None:
     """Raise StartError if everybody may read a private key."""

@@ -318,6 +318,7 @@ async def serial(service: Service, certs: Certs) -> str:
             {"tls_cert": "", "tls_key": "", "tls_ca": ""},
             "CERT and STOKER_TLS_KEY and STOKER_TLS_CA",
         ),
+        ({"tls_cert": "node.pem"}, r"(?s)STOKER_TLS_CERT=node\.pem is not a whole path"),
         ({"tls_ca": "/nowhere"}, r"(?s)/nowhere.*STOKER_TLS_CA"),
         ({"tls_cert": "/nowhere"}, r"(?s)/nowhere.*STOKER_TLS_CERT"),
         ({"advertise_host": "head.example"}, r"(?s)not for head\.example.*--host head\.example"),
