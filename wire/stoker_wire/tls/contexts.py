@@ -13,6 +13,7 @@ import logging
 import os
 import ssl
 import time
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
+PEER: ContextVar[str] = ContextVar("PEER", default="")
+"""The address of the client whose connection is being made, for the log."""
 LOOK_S = 1.0
 """The pause between two looks at the files."""
 
@@ -35,6 +38,7 @@ class TlsConnection(ssl.SSLObject):
     incoming: ssl.MemoryBIO
     outgoing: ssl.MemoryBIO | None = None
     failures: FailureLog | None = None
+    peer: str = ""
     _failure: ssl.SSLError | None = None
 
     def do_handshake(self) -> None:
@@ -47,7 +51,7 @@ class TlsConnection(ssl.SSLObject):
             raise
         except ssl.SSLError as error:
             if self.failures is not None:
-                self.failures.note(error)
+                self.failures.note(error, self.peer)
             if self.server_side and self.outgoing is not None and self.outgoing.pending:
                 self._failure = error
                 raise ssl.SSLWantReadError from None  # which has the alert sent
@@ -100,6 +104,7 @@ class RenewedContext(ssl.SSLContext):
         made = self.current().wrap_bio(incoming, outgoing, *args, **kwargs)
         assert isinstance(made, TlsConnection)
         made.incoming, made.outgoing, made.failures = incoming, outgoing, self._failures
+        made.peer = PEER.get()
         return made
 
     def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:

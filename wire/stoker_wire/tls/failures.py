@@ -140,7 +140,7 @@ class FailureLog:
         self._next_s: dict[str, float] = {}
         self._left_out: dict[str, int] = {}
 
-    def note(self, error: ssl.SSLError) -> None:
+    def note(self, error: ssl.SSLError, peer: str = "") -> None:
         """Log a failure, unless it was the peer's leaving or the same was logged just now."""
         text = server_failure(error)
         if not text:
@@ -151,4 +151,6 @@ class FailureLog:
             return
         self._next_s[text] = now_s + _LOG_PAUSE_S
         more = self._left_out.pop(text, 0)
-        _log.warning("TLS: %s%s", text, f" ({more} times more before)" if more else "")
+        ending = f" (from {peer})" if peer else ""
+        ending += f" ({more} times more before)" if more else ""
+        _log.warning("TLS: %s%s", text, ending)

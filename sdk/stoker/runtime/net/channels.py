@@ -24,6 +24,7 @@ from stoker_wire.http import auth
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import DataMessage
 from stoker_wire.tls.contexts import check_listener, server_context
+from stoker_wire.tls.listener import TlsSite
 
 if TYPE_CHECKING:
     from stoker.runtime.process.identity import Identity
@@ -111,8 +112,10 @@ class Channels:
                 os.unlink(socket_path)
             await web.UnixSite(self._runner, socket_path).start()
         if self._tcp is not None:
-            context = server_context(self._tls) if self._tls.is_on else None
-            await web.SockSite(self._runner, self._tcp, ssl_context=context).start()
+            if self._tls.is_on:
+                await TlsSite(self._runner, server_context(self._tls), sock=self._tcp).start()
+            else:
+                await web.SockSite(self._runner, self._tcp).start()
 
     async def close_channels(self) -> None:
         """Close all channels, once what is posted on them has left."""

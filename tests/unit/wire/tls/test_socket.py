@@ -18,6 +18,7 @@ from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Cancel, DataMessage
 from stoker_wire.tls.contexts import client_context, server_context
 from stoker_wire.tls.files import TlsFiles
+from stoker_wire.tls.listener import TlsSite
 from stoker_wire.tls.socket import TlsSocket, client_socket
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ async def listen(certs: Certs) -> AsyncIterator[Callable[..., Any]]:
         runners.append(runner)
         await runner.setup()
         sock = socket.create_server(("127.0.0.1", 0))
-        await web.SockSite(runner, sock, ssl_context=server_context(files)).start()
+        await TlsSite(runner, server_context(files), sock=sock).start()
         return f"https://127.0.0.1:{sock.getsockname()[1]}", channels
 
     yield start

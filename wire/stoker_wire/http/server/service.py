@@ -42,6 +42,7 @@ from stoker_wire.process.metrics import Metrics
 from stoker_wire.process.run_service import run_service
 from stoker_wire.tls.contexts import check_listener, server_context
 from stoker_wire.tls.files import files_of
+from stoker_wire.tls.listener import TlsSite
 from stoker_wire.version import VERSION
 
 if TYPE_CHECKING:
@@ -310,13 +311,13 @@ class Service:
         self.log.info("stopped")
 
     async def _listen_tcp(self, runner: web.AppRunner, host: str, port: int) -> None:
-        context = None
+        site: web.TCPSite | TlsSite
         if self._tls.is_on:
             context = server_context(self._tls)
             check_listener(self.name, self._reached_as(), self._tls)
-        site = web.TCPSite(
-            runner, host, port, backlog=1024, reuse_address=True, ssl_context=context
-        )
+            site = TlsSite(runner, context, host=host, port=port, backlog=1024)
+        else:
+            site = web.TCPSite(runner, host, port, backlog=1024, reuse_address=True)
         try:
             await site.start()
         except OSError as error:
