@@ -6,7 +6,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
-EXTRAS ?= dev,postgres,redis,train
+EXTRAS ?= dev,postgres,redis,tls,train
 PY := $(VENV)/bin/python
 TOOL := scripts/tool $(VENV)-tools $(PYTHON)
 PYTEST_ARGS ?=

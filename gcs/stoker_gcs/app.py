@@ -51,6 +51,7 @@ from stoker_gcs.state.event_log import EventLog
 from stoker_gcs.state.records import StateStore
 from stoker_gcs.store.group_commit import GroupCommitWriter
 from stoker_wire.messages.common import Role
+from stoker_wire.tls.files import files_of
 
 if TYPE_CHECKING:
     from stoker_gcs.ephemeral.protocol import EphemeralStore
@@ -136,7 +137,7 @@ def build_app(
     ephemeral = FallbackEphemeralStore(ephemeral_store, store, writer)
     state = StateStore(store, writer, log, ephemeral)
     replica_id = f"gcs_{os.urandom(6).hex()}"
-    election = LeaderElection(state)
+    election = LeaderElection(state, files_of(settings))
     nodes = NodeRegistry(state, settings)
     peers = PeerClients(election, nodes.view, settings, tokens.service(Role.GCS, replica_id))
     releaser = LeaseReleaser(state, peers, background)

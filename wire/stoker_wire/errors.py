@@ -26,7 +26,8 @@ Each class is also the built-in exception that a Python programmer expects (righ
     ├── RateLimitedError           rate_limited         429  RuntimeError; retryable
     ├── PendingCallsLimitError     pending_calls_limit  429  RuntimeError: max_pending_calls
     ├── UnavailableError           unavailable          503  ConnectionError; retryable
-    │   └── NotReadyError          not_ready            503
+    │   ├── NotReadyError          not_ready            503
+    │   └── TlsError               tls_failed           503  a certificate was refused
     ├── DeadlineExceededError      deadline_exceeded    504  TimeoutError
     │   └── GetTimeoutError        get_timeout          504
     ├── ArenaFullError             arena_full           507  MemoryError: names the largest holders
@@ -280,6 +281,15 @@ class NotReadyError(UnavailableError):
     """A service is up but has not loaded its state yet."""
 
     code = "not_ready"
+
+
+class TlsError(UnavailableError):
+    """A connection was refused for a certificate, one's own or the peer's; the message has the fix.
+
+    A client does not try again by itself, as a person must mend it. Loops that outlive that go on.
+    """
+
+    code = "tls_failed"
 
 
 class DeadlineExceededError(StokerError, TimeoutError):

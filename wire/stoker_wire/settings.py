@@ -109,6 +109,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     token_file: Annotated[
         str, Meta(description="file that holds the token, mode 0600; made at first start")
     ] = "~/.stoker/token"
+    tls: Annotated[
+        str,
+        Meta(
+            description="TLS on every TCP port: off, server, or mutual, where clients have certificates "
+            "too (docs/tls.md)"
+        ),
+    ] = "off"
+    tls_cert: Annotated[
+        str, Meta(description="certificate of this process, PEM, and those between it and its CA")
+    ] = ""
+    tls_key: Annotated[str, Meta(description="private key of that certificate, mode 0600")] = ""
+    tls_ca: Annotated[
+        str,
+        Meta(description="CAs that others' certificates are signed by, PEM; empty: the system's"),
+    ] = ""
     session_root: Annotated[
         str, Meta(description="folder of sessions (sockets, logs, SQLite file), mode 0700")
     ] = msgspec.field(default_factory=default_session_root)
@@ -529,6 +544,7 @@ def _hints() -> dict[str, Any]:
 _WORDS = {
     "log_level": ("debug", "info", "warning", "error", "critical"),
     "log_format": ("auto", "json", "text"),
+    "tls": ("off", "server", "mutual"),
 }
 
 

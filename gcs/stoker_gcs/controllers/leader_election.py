@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from stoker_gcs.state.records import StateStore
     from stoker_gcs.store.changes import Row, Value
     from stoker_wire.messages.control import Event
+    from stoker_wire.tls.files import TlsFiles
 
 _log = logging.getLogger(__name__)
 GCS = "gcs"
@@ -44,8 +45,9 @@ _LOOKUP_S = 1.0
 class LeaderElection:
     """The rows of all leaders, and a view of them for lookups that need no SQL."""
 
-    def __init__(self, state: StateStore) -> None:
+    def __init__(self, state: StateStore, tls: TlsFiles) -> None:
         self._state = state
+        self._tls = tls
         self._view: dict[str, Leader] = {}
 
     def apply_event(self, event: Event) -> None:
@@ -81,7 +83,9 @@ class LeaderElection:
                 if left_s > 0 and await refuses_connections(row["url"]):
                     gone = row["url"]
                     continue
-                if left_s > ANSWER_S or (left_s > -body.ttl_s and await answers(row["url"])):
+                if left_s > ANSWER_S or (
+                    left_s > -body.ttl_s and await answers(row["url"], self._tls)
+                ):
                     raise _led(row, left_s)
                 # It is late with its renewal, and says nothing: as soon as it has expired it is replaced.
                 silent_at_s = row["expires_at_s"]

@@ -35,6 +35,7 @@ from stoker_wire.messages.objects import (
     PullObject,
     ReadyChunks,
 )
+from stoker_wire.tls.files import TlsFiles
 
 STREAMS = 2
 """Connections per pull: while the chunk of one is verified, that of the other arrives."""
@@ -56,6 +57,7 @@ class PullContext:
 
     me: ObjectSource
     token: str
+    tls: TlsFiles
     arena: Arena
     make_room: Callable[[int], Awaitable[None]]
     death_of: Callable[[str], Awaitable[str]]
@@ -206,7 +208,10 @@ class Pull:
         self, source: ObjectSource, chunks: ChunkMap, failures: list[StokerError]
     ) -> None:
         reader = RangeReader(
-            source.url, token=self._context.token, peer=f"nodelet {self._context.me.node_id}"
+            source.url,
+            token=self._context.token,
+            peer=f"nodelet {self._context.me.node_id}",
+            tls=self._context.tls,
         )
         available = len(chunks.checksums) if source.node_id == self._home.node_id else 0
         try:

@@ -1,9 +1,9 @@
 """The sending end of transfers: ranges of objects, straight from the arena's files to sockets.
 
 The event loop takes the request and writes the reply's head; a thread then sends the bytes on the
-connection's own socket, so neither the loop nor the interpreter's lock is held meanwhile. A range
-of one chunk at most carries its XXH3, which is computed once per chunk however many ask, and not
-at all by a node that received the chunk itself.
+connection's own socket, so neither the loop nor the interpreter's lock is held meanwhile. TLS is the
+transport's, and with it the loop writes, in slices. A range of one chunk at most carries its XXH3, which
+is computed once per chunk however many ask, and not at all by a node that received the chunk itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import select
 import socket
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _FLUSH_TRIES = 2000
 _FLUSH_AGAIN_S = 0.001
 _SLICE_NBYTES = 1 << 20
+_TLS_SLICE_NBYTES = 1 << 18
 _CHECKSUMS = 10_000
 """The number of chunks whose checksums are remembered."""
 
@@ -65,17 +66,23 @@ class RangeServer:
         key = f"{object_id} {req.peer}"
         with_checksum = end - begin <= CHUNK_NBYTES
         connection: socket.socket | None = None
+        transport = req.http.transport
+        is_tls = transport is not None and transport.get_extra_info("ssl_object") is not None
         response = web.StreamResponse()
         try:
             for offset in range(begin, end, CHUNK_NBYTES):
                 until = min(end, offset + CHUNK_NBYTES)
                 async with self._limiter.slot(key, until - offset):
                     mapped = await self._map(object_id, offset, until, with_checksum=with_checksum)
-                    if connection is None:
+                    if offset == begin:
                         response = _response_head(req, begin, end, nbytes, mapped.checksum)
                         await response.prepare(req.http)
-                        connection = await _flushed_socket(req.http)
-                    await self._send(connection, mapped)
+                        if not is_tls:
+                            connection = await _flushed_socket(req.http)
+                    if connection is None:
+                        await self._write(response, mapped)
+                    else:
+                        await self._send(connection, mapped)
         finally:
             if connection is not None:
                 connection.close()
@@ -147,6 +154,15 @@ class RangeServer:
             raise UnavailableError(f"the receiver went away\n{error}") from None
         self.sent_nbytes += mapped.nbytes
 
+    async def _write(self, response: web.StreamResponse, mapped: MappedRange) -> None:
+        try:
+            for part in mapped.slices():
+                async with asyncio.timeout(STALL_S):
+                    await response.write(part)
+        except OSError as error:
+            raise UnavailableError(f"the receiver went away\n{error}") from None
+        self.sent_nbytes += mapped.nbytes
+
     def ready_chunks(self, object_id: str) -> int | None:
         """Return how many chunks of a whole object there are; None if it is not whole here."""
         if object_id not in self._objects:
@@ -184,6 +200,11 @@ class MappedRange:
         """Compute the checksum, unless it is known."""
         if self.checksum is None:
             self.checksum = xxhash.xxh3_64_intdigest(self._view)
+
+    def slices(self) -> Iterator[memoryview]:
+        """Yield the bytes in parts that the event loop can encrypt without holding up its other work."""
+        for begin in range(0, self.nbytes, _TLS_SLICE_NBYTES):
+            yield self._view[begin : begin + _TLS_SLICE_NBYTES]
 
     def send(self, connection: socket.socket, stall_s: float = STALL_S) -> None:
         """Send all to a non-blocking socket; OSError if it accepts no byte for ``stall_s``."""

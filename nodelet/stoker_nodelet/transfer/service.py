@@ -38,6 +38,7 @@ from stoker_wire.messages.objects import (
     ReadyChunks,
     ReportCopy,
 )
+from stoker_wire.tls.files import files_of
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -82,6 +83,7 @@ class Transfer:
         self._objects = objects = evictor.objects
         self._evictor = evictor
         self._token = token
+        self._tls = files_of(settings)
         self._gcs = gcs
         self._background = background
         self._clients = ClientPool(token=token, peer=f"nodelet {node_id}", settings=settings)
@@ -142,6 +144,7 @@ class Transfer:
         context = PullContext(
             me=self._here,
             token=self._token,
+            tls=self._tls,
             arena=self._objects.arena,
             make_room=self._evictor.make_room,
             death_of=self._death_of,

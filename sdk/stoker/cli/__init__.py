@@ -26,8 +26,8 @@ INTERRUPTED = 130
 
 # name -> (module, attribute, the help's line). The line is here so that help imports no module.
 _COMMANDS = {
-    "start": ("cluster", "start", "Start a cluster on this machine, or join one."),
-    "stop": ("cluster", "stop", "Stop what `stoker start` started on this machine."),
+    "start": ("local.cluster", "start", "Start a cluster on this machine, or join one."),
+    "stop": ("local.cluster", "stop", "Stop what `stoker start` started on this machine."),
     "status": ("status", "status", "Show nodes, resources in use, jobs, and what waits and why."),
     "job": ("job", "job", "Submit, list, follow and stop jobs."),
     "schedule": ("scheduling.schedules", "schedule", "Submit jobs at the times of a cron line."),
@@ -78,8 +78,9 @@ _COMMANDS = {
     ),
     "restore": ("history.backup", "restore", "Fill an empty database of the gcs from a backup."),
     "kernels": ("kernels", "kernels", "Tune the training kernels to the GPUs, compile them ahead."),
-    "config": ("about", "config", "Show every setting, its value and where that comes from."),
-    "version": ("about", "version", "Show the version and the protocol."),
+    "certs": ("local.certs", "certs", "Make certificates for TLS: a CA, and those that it signs."),
+    "config": ("local.about", "config", "Show every setting, its value and where that comes from."),
+    "version": ("local.about", "version", "Show the version and the protocol."),
 }
 
 # Commands of other systems -> the equivalent here.
@@ -190,7 +191,7 @@ def _fail(
 
 
 def _print_version(ctx: click.Context) -> None:
-    from stoker.cli.about import version
+    from stoker.cli.local.about import version
 
     ctx.invoke(version, as_json=False)
     ctx.exit()

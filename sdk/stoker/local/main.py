@@ -195,18 +195,18 @@ async def _serve_head(
             settings, token=token, gcs_url=gcs.url, host=settings.host, port=0
         )
         running.append(scheduler)
-        await _until_ready("scheduler", scheduler.url, token)
+        await _until_ready("scheduler", scheduler.url, token, settings)
         return scheduler
 
     async def nodelet_ready() -> Nodelet:
         nodelet = await _start_nodelet(settings, token, gcs.url, 0, session, forkserver)
         running.append(nodelet)
-        await _until_ready("nodelet", nodelet.url, token)
+        await _until_ready("nodelet", nodelet.url, token, settings)
         return nodelet
 
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(_until_ready("gcs", gcs.url, token))
+            group.create_task(_until_ready("gcs", gcs.url, token, settings))
             scheduler = group.create_task(scheduler_ready())
             nodelet = group.create_task(nodelet_ready())
     except ExceptionGroup as failed:
@@ -231,7 +231,7 @@ async def _serve_node(
         settings, token, options.address, settings.port, session, forkserver, end_process
     )
     running.append(nodelet)
-    await _until_ready("nodelet", nodelet.url, token)
+    await _until_ready("nodelet", nodelet.url, token, settings)
     return _info(session, "node", options.address, "", nodelet, embedded=False)
 
 
@@ -309,7 +309,7 @@ def _info(
     )
 
 
-async def _until_ready(name: str, url: str, token: str) -> None:
+async def _until_ready(name: str, url: str, token: str, settings: Settings) -> None:
     """Poll ``/readyz`` until the service is ready; its last answer is the cause of a timeout."""
     from stoker_wire.http.client.client import Client
 
@@ -317,7 +317,7 @@ async def _until_ready(name: str, url: str, token: str) -> None:
     try:
         async with (
             asyncio.timeout(READY_TIMEOUT_S),
-            Client(url, token=token, peer="head") as client,
+            Client(url, token=token, peer="head", settings=settings) as client,
         ):
             while True:
                 try:

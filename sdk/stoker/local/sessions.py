@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stoker_wire.errors import StokerError
 from stoker_wire.http.auth import load_token, private_dir
 from stoker_wire.settings import default_session_root
 
@@ -213,14 +214,20 @@ def _is_session(path: Path) -> bool:
 
 
 def _is_healthy(url: str, timeout_s: float) -> bool:
-    from http.client import HTTPConnection, HTTPException
-    from urllib.parse import urlsplit
+    import ssl
+    from http.client import HTTPException
 
-    parts = urlsplit(url)
-    connection = HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
+    from stoker.runtime.net.http import connection_to
+
+    try:
+        connection = connection_to(url, timeout_s)
+    except StokerError:
+        return True  # whoever asks it for more is told which setting of TLS is wrong
     try:
         connection.request("GET", "/healthz")
         return connection.getresponse().status == 200
+    except ssl.SSLError:
+        return True  # as above
     except (OSError, HTTPException):
         return False
     finally:

@@ -84,7 +84,7 @@ class Runtime:
         arena = Arena(identity.node.arena_dir) if identity.node is not None else None
         self.clients = clients = ClusterClients(identity, settings, io, arena)
         self.job = job = JobContext(identity, io, clients, self._job_id)
-        self.channels = channels = Channels(identity, io, settings)
+        self.channels = channels = Channels(identity, io, settings, clients.tls)
         self.events = events = TaskEvents(identity, io, clients, enabled=settings.task_history)
         address, gcs = channels.address, clients.gcs
         calls = CallTable()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from stoker.cli.cluster import DEFAULT_PORT
+from stoker.cli.local.cluster import DEFAULT_PORT
 from stoker.launch import LocalCluster, find_running, spawn_local, start_local
 from stoker.local.cluster import spawn_node
 from stoker.runtime.net.http import HttpClient

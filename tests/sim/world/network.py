@@ -100,7 +100,7 @@ class Network:
                 return False
         return True
 
-    async def answers(self, url: str) -> bool:
+    async def answers(self, url: str, _: object) -> bool:
         """Return whether the process at a URL runs and is within reach."""
         process = CURRENT.get()
         assert process is not None

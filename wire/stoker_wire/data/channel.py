@@ -25,9 +25,12 @@ from stoker_wire.data.frames import FrameCodec
 from stoker_wire.data.keep_alive import keep_alive
 from stoker_wire.errors import BadRequestError, ProtocolError, StokerError, UnavailableError
 from stoker_wire.messages.data import DataMessage, Hello, Template
+from stoker_wire.tls.contexts import context_for, tls_error
+from stoker_wire.tls.socket import TlsSocket, client_socket
 
 if TYPE_CHECKING:
     from stoker_wire.messages.common import Address
+    from stoker_wire.tls.files import TlsFiles
 
 _log = logging.getLogger(__name__)
 PATH = "/v1/channel"
@@ -133,14 +136,25 @@ def usable_path(address: Address, host_id: str) -> str:
 
 
 async def connect(
-    address: Address, *, path: str, me: Address, job_id: str, authorization: str
+    address: Address,
+    *,
+    path: str,
+    me: Address,
+    job_id: str,
+    authorization: str,
+    tls: TlsFiles,
 ) -> Channel:
-    """Open a channel to ``address``, by its Unix ``path`` or else by TCP, and shake hands."""
+    """Open a channel to ``address``, by its Unix ``path`` or else by TCP (and TLS), and shake hands."""
     where = path or address.url
+    sock: socket.socket | TlsSocket
     try:
-        sock = await _connected(path, address.url)
+        sock = await _connected(path, address.url, tls)
     except OSError as error:
-        raise UnavailableError(f"cannot reach {where} for the data channel\n{error}") from None
+        if isinstance(error, StokerError):
+            raise
+        raise tls_error(error, "the data channel", where) or UnavailableError(
+            f"cannot reach {where} for the data channel\n{error}"
+        ) from None
     try:
         rest = await _upgrade(sock, where, authorization)
         return await _shake_hands(FrameSocket(sock, rest), me, job_id)
@@ -149,13 +163,14 @@ async def connect(
         raise
 
 
-async def _connected(path: str, url: str) -> socket.socket:
+async def _connected(path: str, url: str, tls: TlsFiles) -> socket.socket | TlsSocket:
     loop = asyncio.get_running_loop()
+    context, parts = None, urlsplit(url)
     if path:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         target: str | tuple[object, ...] = path
     else:
-        parts = urlsplit(url)
+        context = context_for(url, tls)
         found = await loop.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
         family, _, _, _, target = found[0]
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -163,30 +178,50 @@ async def _connected(path: str, url: str) -> socket.socket:
     try:
         sock.setblocking(False)
         await loop.sock_connect(sock, target)
+        if context is not None:
+            secured = client_socket(sock, context, parts.hostname or "")
+            async with asyncio.timeout(_HANDSHAKE_S):
+                await secured.shake_hands()
+            return secured
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-async def _upgrade(sock: socket.socket, where: str, authorization: str) -> bytes:
+async def _send_all(sock: socket.socket | TlsSocket, data: bytes) -> None:
+    if isinstance(sock, TlsSocket):
+        await sock.send_all(data)
+    else:
+        await asyncio.get_running_loop().sock_sendall(sock, data)
+
+
+async def _receive(sock: socket.socket | TlsSocket) -> bytes:
+    if isinstance(sock, TlsSocket):
+        return await sock.receive(_HEAD_NBYTES)
+    return await asyncio.get_running_loop().sock_recv(sock, _HEAD_NBYTES)
+
+
+async def _upgrade(sock: socket.socket | TlsSocket, where: str, authorization: str) -> bytes:
     """Turn an HTTP connection into one of frames; return what the peer sent behind its answer."""
-    loop = asyncio.get_running_loop()
     request = (
         f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {authorization}\r\n"
         f"Connection: Upgrade\r\nUpgrade: {UPGRADE}\r\n\r\n"
     )
     try:
         async with asyncio.timeout(_HANDSHAKE_S):
-            await loop.sock_sendall(sock, request.encode())
+            await _send_all(sock, request.encode())
             answer = b""
             while b"\r\n\r\n" not in answer and len(answer) < _HEAD_NBYTES:
-                data = await loop.sock_recv(sock, _HEAD_NBYTES)
+                data = await _receive(sock)
                 if not data:
                     raise UnavailableError(f"{where} closed the connection as it was opened")
                 answer += data
     except (OSError, TimeoutError) as error:
-        raise UnavailableError(f"the data channel's handshake failed\n{error!r}") from None
+        # A certificate that the peer refuses shows here: after the client's end of TLS's own handshake.
+        raise tls_error(error, "the data channel", where) or UnavailableError(
+            f"the data channel's handshake failed\n{error!r}"
+        ) from None
     head, _, rest = answer.partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1:2]
     if status != [b"101"]:
@@ -208,15 +243,18 @@ async def accept(request: web.Request, *, me: Address, job_id: str) -> Channel |
     transport = request.transport
     if transport is None:
         return None
-    sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+    plain = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+    sock: socket.socket | TlsSocket = plain
+    if (tls := transport.get_extra_info("ssl_object")) is not None:
+        sock = TlsSocket(plain, tls, tls.incoming, tls.outgoing)
     transport.abort()  # closes the server's own descriptor; the connection stays
     try:
-        sock.setblocking(False)
-        keep_alive(sock)
+        plain.setblocking(False)
+        keep_alive(plain)
         answer = (
             f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n\r\n"
         )
-        await asyncio.get_running_loop().sock_sendall(sock, answer.encode())
+        await _send_all(sock, answer.encode())
         return await _shake_hands(FrameSocket(sock), me, job_id)
     except (UnavailableError, OSError) as error:
         sock.close()

@@ -6,7 +6,7 @@
 
 Used by :mod:`stoker_wire.data.channel`, on the thread of one event loop. It knows nothing of what is in
 a frame. Reads and writes are made where the socket is ready, straight from and into the frames' own
-memory (``sendmsg``, ``recv_into``).
+memory (``sendmsg``, ``recv_into``). A :class:`~stoker_wire.tls.socket.TlsSocket` does as a plain one does.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from stoker_wire.errors import UnavailableError
+from stoker_wire.tls.socket import TlsSocket
 
 Frame = bytes | memoryview
 _log = logging.getLogger(__name__)
@@ -47,8 +48,9 @@ class FrameSocket:
     :meth:`receive`.
     """
 
-    def __init__(self, sock: socket.socket, received: bytes = b"") -> None:
+    def __init__(self, sock: socket.socket | TlsSocket, received: bytes = b"") -> None:
         self._sock = sock
+        self._tls = sock if isinstance(sock, TlsSocket) else None
         self._loop = asyncio.get_running_loop()
         self._buffer = bytearray(_BUFFER_NBYTES)
         self._view = memoryview(self._buffer)
@@ -67,6 +69,7 @@ class FrameSocket:
         self.closed = False
         self._deliver(self._parse())
         self._loop.add_reader(sock, self.read)
+        self._read_on_if_more()
 
     def start(
         self, on_frames: Callable[[list[Frame]], None], on_closed: Callable[[], None]
@@ -185,6 +188,8 @@ class FrameSocket:
                     return
                 if not full:
                     break
+            else:
+                self._read_on_if_more()
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
@@ -192,6 +197,15 @@ class FrameSocket:
             self.close()
             return
         self._deliver(frames)
+
+    def _read_on_if_more(self) -> None:
+        """Have what TLS has received and not handed over read soon: no readiness will tell of it."""
+        if self._tls is not None and self._tls.has_more:
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self.closed:
+            self.read()
 
     def _parse(self) -> list[Frame]:
         """Return the whole frames in the buffer; a large one that has begun goes on in its own memory."""

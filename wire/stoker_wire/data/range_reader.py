@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import xxhash
@@ -19,6 +19,10 @@ from stoker_wire.errors import InternalError, StokerError, UnavailableError
 from stoker_wire.http.auth import Credential, credential_of
 from stoker_wire.http.client.exchange import AUTHORIZATION, client_headers
 from stoker_wire.http.problems import error_of
+from stoker_wire.tls.contexts import context_for, tls_error
+
+if TYPE_CHECKING:
+    from stoker_wire.tls.files import TlsFiles
 
 CHUNK_NBYTES = 32 << 20
 """Bytes that are asked for, checked and, where need be, sent again at once."""
@@ -37,14 +41,18 @@ class RangeReader:
     """A persistent connection to the nodelet at ``url``. For one thread, except :meth:`abort`."""
 
     def __init__(
-        self, url: str, *, token: str | Credential, peer: str, stall_s: float = STALL_S
+        self,
+        url: str,
+        *,
+        token: str | Credential,
+        peer: str,
+        tls: TlsFiles,
+        stall_s: float = STALL_S,
     ) -> None:
         self._url = url
-        parts = urlsplit(url)
+        self._tls = tls
         self._stall_s = stall_s
-        self._http = http.client.HTTPConnection(
-            parts.hostname or "", parts.port or 80, timeout=stall_s
-        )
+        self._http: http.client.HTTPConnection | None = None
         self._credential = credential_of(token)
         self._headers = client_headers(peer)
         self._socket: socket.socket | None = None
@@ -65,7 +73,7 @@ class RangeReader:
             broken = isinstance(error, (OSError, http.client.HTTPException))
             if not broken or isinstance(error, StokerError):
                 raise
-            raise UnavailableError(
+            raise tls_error(error, what, self._url) or UnavailableError(
                 f"{what} did not come\n{str(error) or type(error).__name__}"
             ) from error
 
@@ -74,13 +82,14 @@ class RangeReader:
             raise OSError("aborted")
         authorization = {AUTHORIZATION: self._credential.header}
         headers = {**self._headers, **authorization, "Range": f"bytes={begin}-{end}"}
-        self._http.request("GET", f"/v1/objects/{object_id}", headers=headers)
-        self._socket = self._http.sock
+        connection = self._http = self._http or self._connection()
+        connection.request("GET", f"/v1/objects/{object_id}", headers=headers)
+        self._socket = connection.sock
         if self._aborted:
             raise OSError("aborted")
         _notice_death(self._socket)
         self._socket.settimeout(ANSWER_S)
-        response = self._http.getresponse()
+        response = connection.getresponse()
         self._socket.settimeout(self._stall_s)
         if response.status != 206:
             raise error_of(response.read(), status=response.status, source=what)
@@ -99,12 +108,21 @@ class RangeReader:
         self._aborted = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                # Of the connection below TLS, which another thread is using.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection; the next read opens another."""
         self._socket = None
-        self._http.close()
+        if self._http is not None:
+            self._http.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        parts, context = urlsplit(self._url), context_for(self._url, self._tls)
+        host, timeout_s = parts.hostname or "", self._stall_s
+        if context is None:
+            return http.client.HTTPConnection(host, parts.port or 80, timeout=timeout_s)
+        return http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
 
 
 def _notice_death(connection: socket.socket) -> None:

@@ -253,7 +253,11 @@ class Driver:
 
             job_id = self._job.job_id
             if report_exit_code(
-                self._gcs.url, token=self._identity.token, job_id=job_id, message=message
+                self._gcs.url,
+                token=self._identity.token,
+                job_id=job_id,
+                message=message,
+                tls=self._gcs.tls,
             ):
                 return
         finish = FinishJob(state=JobState.SUCCEEDED, exit_code=0)

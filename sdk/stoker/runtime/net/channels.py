@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from aiohttp import web
 from msgspec.structs import replace
 
-from stoker.exceptions import UnavailableError
+from stoker.exceptions import StartError, UnavailableError
 from stoker_wire.data.channel import PATH, Channel, accept, connect, usable_path
 from stoker_wire.errors import ForbiddenError
 from stoker_wire.http import auth
@@ -31,12 +31,15 @@ from stoker_wire.messages.common import Address
 from stoker_wire.messages.control import ReviewChannel
 from stoker_wire.messages.data import DataMessage
 from stoker_wire.messages.work import DETACHED_JOB
+from stoker_wire.tls.contexts import check_listener, server_context
+from stoker_wire.tls.listener import TlsSite
 
 if TYPE_CHECKING:
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.messages.cluster import Lease
     from stoker_wire.settings import Settings
+    from stoker_wire.tls.files import TlsFiles
 
 Review = Callable[[ReviewChannel], Awaitable[bool]]
 OnMessages = Callable[[Channel, list[DataMessage]], None]
@@ -56,11 +59,26 @@ class _Job(Protocol):
     lease: Lease | None
 
 
+def _check_tls(identity: Identity, host: str, tls: TlsFiles) -> None:
+    """Raise StartError if others could not trust what this process is about to listen with."""
+    if tls.is_on:
+        check_listener("the data path of this process", host, tls)
+        return
+    url = identity.node.url if identity.node is not None else identity.gcs_url
+    if url.startswith("https:"):
+        raise StartError(
+            "this process will not listen without TLS in a cluster that has it\n"
+            "set STOKER_TLS as the nodes do, STOKER_TLS_CA, and STOKER_TLS_CERT and STOKER_TLS_KEY to a "
+            f"certificate of its own: stoker certs issue NAME --host {host}"
+        )
+
+
 class Channels:
     """All open channels of this process, by peer id."""
 
-    def __init__(self, identity: Identity, io: IoThread, settings: Settings) -> None:
+    def __init__(self, identity: Identity, io: IoThread, settings: Settings, tls: TlsFiles) -> None:
         self._identity = identity
+        self._tls = tls
         self._io = io
         self._site = SiteGuard(settings)
         self._site.listens_on(identity.tcp_host)
@@ -73,8 +91,10 @@ class Channels:
             "",
         )
         if identity.tcp_host is not None:
+            _check_tls(identity, identity.tcp_host, tls)
             self._tcp = socket.create_server((identity.tcp_host, 0))
-            url = f"http://{identity.tcp_host}:{self._tcp.getsockname()[1]}"
+            scheme = "https" if tls.is_on else "http"
+            url = f"{scheme}://{identity.tcp_host}:{self._tcp.getsockname()[1]}"
             self.address = replace(self.address, url=url)
         self._on_messages: OnMessages
         self._on_lost: OnLost
@@ -113,7 +133,10 @@ class Channels:
             Path(socket_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             await web.SockSite(self._runner, private_socket(socket_path)).start()
         if self._tcp is not None:
-            await web.SockSite(self._runner, self._tcp).start()
+            if self._tls.is_on:
+                await TlsSite(self._runner, server_context(self._tls), sock=self._tcp).start()
+            else:
+                await web.SockSite(self._runner, self._tcp).start()
 
     async def close_channels(self) -> None:
         """Close all channels, once what is posted on them has left."""
@@ -180,6 +203,7 @@ class Channels:
                     me=self.address,
                     job_id=self._job.job_id,
                     authorization=self._authorization(address.peer_id),
+                    tls=self._tls,
                 )
         except TimeoutError:
             raise UnavailableError(

@@ -26,6 +26,7 @@ from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
 from stoker_wire.messages.control import ChannelReview, Leader, ReviewChannel
 from stoker_wire.messages.node_api import KillWorker
 from stoker_wire.messages.work import DETACHED_JOB, Actor, Job
+from stoker_wire.tls.files import files_of
 
 if TYPE_CHECKING:
     from stoker.runtime.process.identity import Identity
@@ -52,6 +53,7 @@ class ClusterClients:
     ) -> None:
         self._identity = identity
         self._settings = settings
+        self.tls = files_of(settings)
         self._io = io
         self._pool = ClientPool(token=identity.credential, peer=identity.peer_id, settings=settings)
         self._leader = LeaderClient("scheduler", self._pool, self._leader_url)

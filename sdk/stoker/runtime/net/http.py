@@ -16,7 +16,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from urllib.parse import quote, urlencode, urlsplit
 
-from stoker_wire.errors import NotReadyError, StokerError, UnavailableError
+from stoker_wire.errors import NotReadyError, StokerError, TlsError, UnavailableError
 from stoker_wire.http.auth import Credential, credential_of
 from stoker_wire.http.client.endpoints import (
     HEDGE_S,
@@ -39,6 +39,7 @@ from stoker_wire.http.client.exchange import (
 )
 from stoker_wire.http.codec import JSON, NDJSON
 from stoker_wire.messages.tolerant import TolerantDecoder
+from stoker_wire.tls.files import files_of_env
 
 if TYPE_CHECKING:
     import socket
@@ -60,8 +61,8 @@ _SLACK_S = 2.0  # the server's answer "too late" says why, so it gets a little l
 class HttpClient:
     """A client of one server; every call opens a connection of its own, so threads may share it.
 
-    ``base_url`` is ``http://host:port`` (``https`` behind a proxy), or several of one cluster with
-    commas between. ``timeout_s`` is the default deadline of a call.
+    ``base_url`` is ``http://host:port`` (``https`` with TLS, by the certificates of ``STOKER_TLS_*``), or
+    several of one cluster with commas between. ``timeout_s`` is the default deadline of a call.
     """
 
     def __init__(
@@ -148,7 +149,7 @@ class HttpClient:
                     if moves % len(self._endpoints.urls):
                         continue  # another one is asked at once
                 pause_s = retry_pause_s(tries, initial_s=_RETRY_INITIAL_S, max_s=_RETRY_MAX_S)
-                if not error.retryable:
+                if not error.retryable or isinstance(error, TlsError):
                     raise
                 if time.monotonic() + pause_s >= deadline_s:
                     if error.message.startswith(_CANNOT_REACH):
@@ -256,12 +257,10 @@ class HttpClient:
         timeout_s: float,
     ) -> Iterator[HTTPResponse]:
         base = self._endpoints.current
-        parts = urlsplit(base)
-        target = parts.path + quote(path, safe="/:@!$&'()*+,;=~-._%")
+        target = urlsplit(base).path + quote(path, safe="/:@!$&'()*+,;=~-._%")
         if query:
             target += "?" + urlencode(query_texts(query))
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+        connection = connection_to(base, timeout_s)
         try:
             try:
                 connection.request(method, target, body=data, headers=headers)
@@ -276,6 +275,8 @@ class HttpClient:
                 if isinstance(error, StokerError):
                     raise
                 self._endpoints.leave(base)
+                if refused := _tls_error(error, f"{method} {base}{path}", base):
+                    raise refused from None
                 raise UnavailableError(
                     f"{_CANNOT_REACH} at {self._endpoints.tried()}\n"
                     f"{_reason(error)}\n"
@@ -324,6 +325,26 @@ class _ChunkedBody:
             chunk = self._data[start : start + _CHUNK_NBYTES]
             yield chunk
             self._on_sent(start + len(chunk))
+
+
+def connection_to(base: str, timeout_s: float) -> HTTPConnection:
+    """Return a connection that is not open yet; TlsError if ``base`` is plain and STOKER_TLS is on."""
+    parts, files = urlsplit(base), files_of_env()
+    host, port = parts.hostname or "", parts.port
+    if parts.scheme != "https" and not files.is_on:
+        return HTTPConnection(host, port, timeout=timeout_s)
+    from stoker_wire.tls.contexts import context_for  # plain connections do not pay for it
+
+    context = context_for(base, files)
+    return HTTPSConnection(host, port, timeout=timeout_s, context=context)
+
+
+def _tls_error(error: Exception, doing: str, base: str) -> TlsError | None:
+    if not base.startswith("https:"):
+        return None
+    from stoker_wire.tls.contexts import tls_error
+
+    return tls_error(error, doing, base)
 
 
 def _reason(error: Exception) -> str:

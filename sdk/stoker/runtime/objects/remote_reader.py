@@ -115,7 +115,12 @@ class RemoteReader:
     def _into_own_memory(self, location: Stored, object_id: str, deadline: _Deadline) -> memoryview:
         memory = memoryview(mmap.mmap(-1, location.nbytes))
         identity = self._identity
-        reader = RangeReader(location.node_url, token=identity.credential, peer=identity.peer_id)
+        reader = RangeReader(
+            location.node_url,
+            token=identity.credential,
+            peer=identity.peer_id,
+            tls=self._clients.tls,
+        )
         alarm = None
         if deadline.at_s is not None:
             alarm = threading.Timer(max(0.0, deadline.at_s - time.monotonic()), reader.abort)

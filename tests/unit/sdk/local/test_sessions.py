@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker.cli.cluster import _who_listens
+from stoker.cli.local.cluster import _who_listens
 from stoker.local.address import resolve
 from stoker.local.sessions import (
     LocalInfo,

@@ -1,4 +1,4 @@
-"""Where a runtime listens: a socket of its user alone, and no web page gets to its token check."""
+"""Where a runtime listens: a socket of its user alone, no web page, and never in plain where there is TLS."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from stoker.exceptions import StartError
 from stoker.runtime.net.channels import Channels
-from stoker.runtime.process.identity import Identity
+from stoker.runtime.process.identity import Identity, LocalNode
 from stoker_wire.http.auth import Credential, channel_proof
 from stoker_wire.settings import Settings
+from stoker_wire.tls.files import TlsFiles
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -42,7 +44,7 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[Channels]:
         return web.Response(text="assigned")
 
     io: Any = SimpleNamespace(loop=asyncio.get_running_loop())
-    channels = Channels(identity, io, Settings(**settings))
+    channels = Channels(identity, io, Settings(**settings), TlsFiles())
     unused: Any = None
     job: Any = SimpleNamespace(job_id="job_1")
     await channels.serve(job, unused, {("POST", "/v1/assign"): answer}, unused, unused)
@@ -120,3 +122,44 @@ async def test_a_channel_is_opened_by_a_proof_for_this_peer_or_by_leave_of_the_g
         for header in ("", f"Bearer {TOKEN}", f"Channel {proof}", f"Channel a b c {proof}"):
             assert not await channels._may_open(header)
         assert len(asked) == 2
+
+
+IO: Any = None
+
+
+def identity(*, gcs_url: str, node_url: str = "", tcp_host: str | None = "127.0.0.1") -> Identity:
+    node = LocalNode("n_1", node_url, "/nowhere") if node_url else None
+    return Identity(
+        peer_id="d_1",
+        gcs_url=gcs_url,
+        credential=Credential("t"),
+        host_id="h",
+        node=node,
+        socket_path="",
+        tcp_host=tcp_host,
+    )
+
+
+@pytest.mark.parametrize("node_url", ["", "https://10.0.0.1:7620"])
+def test_a_runtime_refuses_to_listen_in_plain_in_a_cluster_with_tls(node_url: str) -> None:
+    driver = identity(gcs_url="https://10.0.0.1:7600", node_url=node_url)
+    with pytest.raises(StartError, match=r"(?s)STOKER_TLS.*certs issue NAME --host 127\.0\.0\.1"):
+        Channels(driver, IO, Settings(), TlsFiles("off", ca="/some/ca.pem"))
+
+
+def test_a_runtime_that_listens_on_no_port_needs_no_certificate() -> None:
+    driver = identity(gcs_url="https://10.0.0.1:7600", tcp_host=None)
+    assert Channels(driver, IO, Settings(), TlsFiles("off", ca="/some/ca.pem")).address.url == ""
+
+
+def test_a_proxy_with_tls_before_the_gcs_makes_no_node_one_with_tls() -> None:
+    driver = identity(gcs_url="https://proxy.example", node_url="http://10.0.0.1:7620")
+    channels = Channels(driver, IO, Settings(), TlsFiles())
+    assert channels.address.url.startswith("http://127.0.0.1:")
+    assert channels._tcp is not None
+    channels._tcp.close()
+
+
+def test_a_runtime_without_a_certificate_is_told_what_to_set() -> None:
+    with pytest.raises(StartError, match="STOKER_TLS_CERT and STOKER_TLS_KEY"):
+        Channels(identity(gcs_url="https://10.0.0.1:7600"), IO, Settings(), TlsFiles("server"))

@@ -27,6 +27,7 @@ from stoker_wire.errors import (
     NotLeaderError,
     NotReadyError,
     StokerError,
+    TlsError,
     UnavailableError,
     error_for,
 )
@@ -50,6 +51,8 @@ from stoker_wire.messages.control import Event
 from stoker_wire.messages.tolerant import TolerantDecoder
 from stoker_wire.process.log import REQUEST_ID
 from stoker_wire.settings import Settings
+from stoker_wire.tls.contexts import context_for, tls_error
+from stoker_wire.tls.files import files_of
 
 T = TypeVar("T")
 
@@ -98,6 +101,7 @@ class Client:
         self.timeout_s = settings.request_timeout_s if timeout_s is None else timeout_s
         self.retries = 0
         self._unix_path = unix_path
+        self.tls = files_of(settings)
         self._max_connections = max_connections
         self._silence_s = _SILENCE * settings.bookmark_s
         self._retry_initial_s = settings.retry_initial_s
@@ -236,16 +240,17 @@ class Client:
                     except StokerError as error:
                         moved = await self._moves(base, error)
                         again = retry and error.retryable and not self._closed
-                        if not again or isinstance(error, NotLeaderError):
+                        if not again or isinstance(error, NotLeaderError | TlsError):
                             raise
                         # A last try with no time left only says so: the cause came before.
                         hurried = left_s < _HURRIED_S and isinstance(error, DeadlineExceededError)
                         cause = cause if hurried and cause is not None else error
                     except _BROKEN as error:
-                        cause = UnavailableError(f"{method} {url} got no answer\n{_text_of(error)}")
+                        cause = _unanswered(method, url, error)
                         moved = await self._moves(base, error)
                         refused = isinstance(error, aiohttp.ClientConnectorError)
-                        if not retry and not (moved and refused and tries < len(self.urls) - 1):
+                        again = retry and not isinstance(cause, TlsError)
+                        if not again and not (moved and refused and tries < len(self.urls) - 1):
                             raise self._unreachable(cause) from error
                     tries += 1
                     self.retries += 1
@@ -290,7 +295,7 @@ class Client:
     def _unreachable(self, cause: UnavailableError) -> UnavailableError:
         if self._replicas is None:
             return cause
-        return UnavailableError(f"{cause.message}\nits replicas: {', '.join(self.urls)}")
+        return type(cause)(f"{cause.message}\nits replicas: {', '.join(self.urls)}")
 
     @property
     def url(self) -> str:
@@ -401,9 +406,7 @@ class Client:
                 yield response
             except _BROKEN as error:
                 await self._moves(base, error)
-                raise UnavailableError(
-                    f"{method} {url} got no answer\n{_text_of(error)}"
-                ) from error
+                raise _unanswered(method, url, error) from error
             except NotReadyError as error:
                 await self._moves(base, error)
                 raise
@@ -472,7 +475,7 @@ class Client:
             ) from None
         except (aiohttp.WSServerHandshakeError, *_BROKEN) as error:
             await self._moves(base, error)
-            raise UnavailableError(
+            raise tls_error(error, f"a WebSocket to {url}", url) or UnavailableError(
                 f"cannot open a WebSocket to {url}\n{_text_of(error)}"
             ) from error
 
@@ -484,7 +487,12 @@ class Client:
                 self._unix_path, limit=self._max_connections, keepalive_timeout=60.0
             )
         else:
-            connector = aiohttp.TCPConnector(limit=self._max_connections, keepalive_timeout=60.0)
+            contexts = [context for url in self.urls if (context := context_for(url, self.tls))]
+            connector = aiohttp.TCPConnector(
+                limit=self._max_connections,
+                keepalive_timeout=60.0,
+                ssl=contexts[0] if contexts else True,
+            )
         self._session = aiohttp.ClientSession(
             connector=connector,
             headers=self._headers,
@@ -507,6 +515,12 @@ class Client:
         if query:
             url = url.with_query(query_texts(query))
         return url
+
+
+def _unanswered(method: str, url: URL, error: Exception) -> UnavailableError:
+    return tls_error(error, f"{method} {url}", url) or UnavailableError(
+        f"{method} {url} got no answer\n{_text_of(error)}"
+    )
 
 
 def _text_of(error: BaseException) -> str:

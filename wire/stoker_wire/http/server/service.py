@@ -43,6 +43,9 @@ from stoker_wire.messages.control import ListQuery, Page
 from stoker_wire.process import log
 from stoker_wire.process.metrics import Metrics
 from stoker_wire.process.run_service import run_service
+from stoker_wire.tls.contexts import check_listener, server_context
+from stoker_wire.tls.files import files_of
+from stoker_wire.tls.listener import TlsSite
 from stoker_wire.version import VERSION
 
 if TYPE_CHECKING:
@@ -87,6 +90,7 @@ class Service:
             raise OpenBindError(f"{name} has no token\nset STOKER_TOKEN or STOKER_TOKEN_FILE")
         self.name = name
         self.settings = settings
+        self._tls = files_of(settings)
         self.version = version
         self.host = ""
         self.port = 0
@@ -248,10 +252,15 @@ class Service:
         """The URL by which others reach this service; ``http://localhost`` if only by a Unix socket."""
         if not self.port:
             return "http://localhost"
+        scheme = "https" if self._tls.is_on else "http"
+        host = self._reached_as()
+        return (
+            f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
+        )
+
+    def _reached_as(self) -> str:
         host = self.settings.advertise_host or self.host
-        if host in ("0.0.0.0", "::", ""):
-            host = outward_address()
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return outward_address() if host in ("0.0.0.0", "::", "") else host
 
     @property
     def is_ready(self) -> bool:
@@ -267,7 +276,7 @@ class Service:
     ) -> None:
         """Listen on ``host``:``port`` (0: a free one), on ``unix_path``, or on both.
 
-        PortInUseError and StartError name the fix.
+        With STOKER_TLS the port speaks TLS, and nothing else. PortInUseError and StartError name the fix.
         """
         self._runner = web.AppRunner(
             self._app,
@@ -321,7 +330,13 @@ class Service:
         self.log.info("stopped")
 
     async def _listen_tcp(self, runner: web.AppRunner, host: str, port: int) -> None:
-        site = web.TCPSite(runner, host, port, backlog=1024, reuse_address=True)
+        site: web.TCPSite | TlsSite
+        if self._tls.is_on:
+            context = server_context(self._tls)
+            check_listener(self.name, self._reached_as(), self._tls)
+            site = TlsSite(runner, context, host=host, port=port, backlog=1024)
+        else:
+            site = web.TCPSite(runner, host, port, backlog=1024, reuse_address=True)
         try:
             await site.start()
         except OSError as error:

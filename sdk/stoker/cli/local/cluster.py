@@ -87,6 +87,7 @@ def _who_listens(host: str | None, port: int) -> str:
     from stoker.local.sessions import running_sessions
     from stoker.runtime.net.http import HttpClient
     from stoker_wire.errors import StokerError
+    from stoker_wire.tls.files import files_of_env
 
     other = "or start another on a port of its own: --port 0 takes a free one"
     for info in running_sessions():
@@ -104,7 +105,8 @@ def _who_listens(host: str | None, port: int) -> str:
             f"{info.session_dir})\nuse it as it is (`stoker status`), end it with `stoker stop`, "
             f"{other}"
         )
-    url = f"http://{'127.0.0.1' if host in (None, '0.0.0.0') else host}:{port}"
+    scheme = "https" if files_of_env().is_on else "http"
+    url = f"{scheme}://{'127.0.0.1' if host in (None, '0.0.0.0') else host}:{port}"
     try:
         health = HttpClient(url, token="").call("GET", "/healthz", reply=dict, timeout_s=0.5)
     except (StokerError, ValueError):
@@ -134,6 +136,8 @@ def _print_started(info: LocalInfo, as_json: bool) -> None:
         echo('`stoker.init(address="auto")` find it by themselves. Elsewhere:')
         echo(f"  export STOKER_ADDRESS={info.gcs_url}")
         echo(f"  export STOKER_TOKEN=$(cat {info.token_file})")
+        if info.gcs_url.startswith("https:"):
+            echo("and STOKER_TLS_CA, STOKER_TLS_CERT, STOKER_TLS_KEY (docs/tls.md).")
         echo("\nStop it with `stoker stop`.")
 
 

@@ -1,0 +1,1 @@
+"""Commands about this machine, which ask no cluster: starting and stopping, settings, certificates."""
