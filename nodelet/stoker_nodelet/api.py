@@ -25,6 +25,7 @@ from stoker_wire.errors import (
     ConflictError,
     DeadlineExceededError,
     FencedError,
+    ForbiddenError,
     NotFoundError,
     UnavailableError,
 )
@@ -120,6 +121,9 @@ class Api:
         return self.workers.commit_bundles(req.body)
 
     async def register_worker(self, req: Request) -> WorkerSetup:
+        principal, worker_id = req.principal, req.body.worker_id
+        if not principal.owns_all and principal.worker_id != worker_id:
+            raise ForbiddenError(f"{principal} is not {worker_id}", field="worker_id")
         return self.workers.register(req.body)
 
     async def list_workers(self, req: Request) -> Page[Worker]:
@@ -178,17 +182,27 @@ class Api:
         await self.workers.move(req.path["id"], req.body.reason)
         return Empty()
 
+    def _check_own(self, req: Request) -> None:
+        """Raise ForbiddenError if the worker that a request names is of another job than its sender."""
+        worker = self.workers.state.workers.get(req.path["id"])
+        if worker is None or req.principal.owns_all or worker.job_id == req.principal.job_id:
+            return
+        raise ForbiddenError(f"{worker.worker_id} is not {req.principal}'s", field="id")
+
     async def kill_worker(self, req: Request) -> Empty:
+        self._check_own(req)
         worker = self.workers.state.workers.get(req.path["id"])
         if worker is None or req.body.lease_id in ("", worker.lease_id):
             self.workers.kill(req.path["id"], req.body.reason)
         return Empty()
 
     async def mark_worker_spent(self, req: Request) -> Empty:
+        self._check_own(req)
         self.workers.mark_spent(req.path["id"])
         return Empty()
 
     async def mark_stop_callbacks(self, req: Request) -> Empty:
+        self._check_own(req)
         self.workers.mark_callbacks(req.path["id"])
         return Empty()
 

@@ -6,7 +6,7 @@ It decides nothing. A scheduler that does not lead answers 409 ``not_leader`` wi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -31,7 +31,7 @@ from stoker_scheduler.wire_types import (
     resources_of,
     usage_of,
 )
-from stoker_wire.errors import BadRequestError, NotFoundError, UnavailableError
+from stoker_wire.errors import BadRequestError, ForbiddenError, NotFoundError, UnavailableError
 from stoker_wire.http.paging import page_of
 from stoker_wire.http.principals import ADMINS, GCS, JOBS
 from stoker_wire.http.server.routes import Route
@@ -86,6 +86,7 @@ class Api:
     async def request_leases(self, req: Request) -> LeaseReply:
         """Wait until some leases of a demand are granted, or the wait has passed."""
         body: LeaseRequest = req.body
+        _check_job(req, body.demand.job_id)
         wait_s = max(0.0, min(body.wait_s, req.deadline_s - ANSWER_MARGIN_S))
         req.waiting_for(f"{body.count} x {body.demand.name or body.demand.kind} to be placed")
         return await self._engine().request_leases(body, wait_s)
@@ -100,6 +101,7 @@ class Api:
     async def release_leases(self, req: Request) -> Empty:
         """Return leases to the pool, or end their workers."""
         engine, body = self._engine(), req.body
+        _check_leases(req, engine, body.lease_ids)
         engine.apply(
             ev.LeaseReleased(
                 at_s=engine.now(), lease_ids=body.lease_ids, kill=body.kill, reason=body.reason
@@ -113,6 +115,7 @@ class Api:
         A lease that is gone is no error: its worker is ending.
         """
         engine, lease_id = self._engine(), req.path["lease_id"]
+        _check_leases(req, engine, (lease_id,))
         if req.body.blocked:
             engine.apply(ev.LeaseBlocked(at_s=engine.now(), lease_id=lease_id))
         else:
@@ -123,7 +126,9 @@ class Api:
         """Renew an owner's leases, and wait for preemptions and losses; well within a lease's life."""
         body: OwnerPoll = req.body
         wait_s = max(0.0, min(body.wait_s, req.deadline_s - ANSWER_MARGIN_S, self._poll_limit_s))
-        return await self._engine().poll(req.path["owner_id"], body, wait_s)
+        engine, owner_id = self._engine(), req.path["owner_id"]
+        _check_leases(req, engine, engine.state.lease_index.of(owner_id))
+        return await engine.poll(owner_id, body, wait_s)
 
     async def list_leases(self, req: Request) -> Page[Lease]:
         """Return the leases of one job, owner or node, or all."""
@@ -267,6 +272,24 @@ class Api:
             return PlanReply(placements=tuple(placements))
 
         return await self._on_fork(engine.state, on)
+
+
+def _check_job(req: Request, job_id: str) -> None:
+    """Raise ForbiddenError for a process of another job than the one that a request is about."""
+    if not req.principal.owns_all and job_id != req.principal.job_id:
+        raise ForbiddenError(
+            f"{req.principal} may not ask for leases of {job_id or 'no job'}", field="job_id"
+        )
+
+
+def _check_leases(req: Request, engine: Engine, lease_ids: Iterable[str]) -> None:
+    """Raise ForbiddenError if one of the leases is of another job than that of the caller."""
+    if req.principal.owns_all:
+        return
+    for lease_id in lease_ids:
+        lease = engine.state.leases.get(lease_id)
+        if lease is not None and lease.job_id != req.principal.job_id:
+            raise ForbiddenError(f"{lease_id} is not {req.principal}'s", field="lease_ids")
 
 
 def _event(asked: LeaseRequest, job: JobFacts, at_s: float) -> ev.LeaseRequested:

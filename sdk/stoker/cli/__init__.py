@@ -78,6 +78,7 @@ _COMMANDS = {
     ),
     "restore": ("history.backup", "restore", "Fill an empty database of the gcs from a backup."),
     "kernels": ("kernels", "kernels", "Tune the training kernels to the GPUs, compile them ahead."),
+    "token": ("token", "token", "Give people tokens of their own, and take them back."),
     "certs": ("local.certs", "certs", "Make certificates for TLS: a CA, and those that it signs."),
     "config": ("local.about", "config", "Show every setting, its value and where that comes from."),
     "version": ("local.about", "version", "Show the version and the protocol."),

@@ -13,6 +13,7 @@ from stoker_scheduler.nodelet_clients import NodeletClients
 from stoker_wire.errors import (
     BadRequestError,
     DeadlineExceededError,
+    ForbiddenError,
     IdempotencyError,
     InfeasibleError,
     JobFinishedError,
@@ -23,6 +24,8 @@ from stoker_wire.errors import (
     StokerError,
     UnavailableError,
 )
+from stoker_wire.http.client.client import Client
+from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.cluster import (
     BlockLease,
     ClusterResources,
@@ -38,7 +41,7 @@ from stoker_wire.messages.common import OnInfeasible, RuntimeEnv
 from stoker_wire.messages.control import ConstraintKind, Explanation, Fit, Page, QueueEntry
 from stoker_wire.messages.groups import Bundle, GroupStrategy, PlanOutcome, PlanReply, PlanRequest
 from stoker_wire.messages.work import JobState
-from tests.unit.scheduler.fakes import BAD_ENV, FakeNodelet, a_job
+from tests.unit.scheduler.fakes import BAD_ENV, TOKEN, FakeNodelet, a_job
 from tests.unit.scheduler.service_setup import SETTINGS, Setup, ids, until
 
 
@@ -559,3 +562,26 @@ async def test_an_explanation_looks_for_remedies_when_asked_to(setup: Setup) -> 
         assert told.constraint is not None and told.constraint.kind is ConstraintKind.CAPACITY
         assert [holder.lease_id for holder in told.holders] == [held]
         assert [one.lease_ids for one in told.remedies] == ([(held,), ()] if remedies else [])
+
+
+async def test_a_job_has_no_say_in_the_leases_of_another(setup: Setup) -> None:
+    await setup.node(CPU=4.0)
+    await setup.lead()
+    [lease] = (await setup.ask(CPU=1.0)).granted
+    root, lease_id = setup.client, lease.lease.lease_id
+    token = TokenSigner(TOKEN).job("job_2")
+    setup.client = Client(setup.running.url, token=token, peer="test", settings=setup.settings)
+    setup.stack.push_async_callback(setup.client.close)
+    with pytest.raises(ForbiddenError, match="job job_2 may not ask for leases of job_1"):
+        await setup.ask(CPU=1.0)
+    for intrusion in (
+        setup.release(lease_id),
+        setup.poll("p_1"),
+        setup.client.call("POST", f"/v1/leases/{lease_id}/blocked", BlockLease(blocked=True)),
+    ):
+        with pytest.raises(ForbiddenError, match=f"{lease_id} is not job job_2's"):
+            await intrusion
+    [own] = (await setup.ask(job="job_2", owner="p_2", CPU=1.0)).granted
+    await setup.release(own.lease.lease_id)
+    setup.client = root
+    assert [one.lease_id for one in await setup.leases()] == [lease_id]

@@ -1,0 +1,160 @@
+"""``stoker token``: tokens of people, by role and namespace, until they expire or are revoked."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stoker.cli.options import cluster_options, http_client
+from stoker.cli.output import ago, echo, in_, print_json, print_table
+
+if TYPE_CHECKING:
+    from stoker_wire.messages.control import Token
+
+    _FloatType = click.ParamType[float]
+else:
+    _FloatType = click.ParamType  # generic only in newer versions of click
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_ROLES = ("user", "admin", "viewer")
+
+
+class Span(_FloatType):
+    """A span of time as seconds: 90, 30m, 12h, 30d."""
+
+    name = "span"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the seconds of a text."""
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", str(value).strip())
+        if found is None or not float(found[1]):
+            self.fail(f"{value!r} is no span of time: write it like 30m, 12h or 30d", param, ctx)
+        return float(found[1]) * _UNITS_S[found[2] or "s"]
+
+
+@click.group()
+def token() -> None:
+    """Give people tokens of their own, and take them back. For admins.
+
+    A user sees and ends own jobs and what these made, in the namespaces of the token; an admin all; a viewer
+    sees all and changes nothing. With a token one can do what `stoker` does, and stoker.init(token=...).
+    """
+
+
+@token.command("create")
+@cluster_options
+@click.argument("name")
+@click.option("--role", type=click.Choice(_ROLES), default="user", show_default=True)
+@click.option(
+    "--namespace",
+    "namespaces",
+    multiple=True,
+    metavar="NAME",
+    help="A namespace that it may use, beside those of own jobs; repeatable, * for all. "
+    "[default: one named like the user; for others all]",
+)
+@click.option("--expires-in", type=Span(), metavar="SPAN", help="12h, 30d. [default: never]")
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False),
+    help="Write it into a new file (mode 0600), for --token-file, and do not print it.",
+)
+def create(
+    name: str,
+    role: str,
+    namespaces: tuple[str, ...],
+    expires_in: float | None,
+    output: str | None,
+    address: str | None,
+    token: str | None,
+    as_json: bool,
+) -> None:
+    """Make a token for NAME. It is shown once."""
+    from msgspec.structs import replace
+
+    from stoker_wire.messages.control import CreateToken, PersonRole, Token
+
+    body = CreateToken(
+        name=name, role=PersonRole(role), namespaces=namespaces, expires_in_s=expires_in
+    )
+    if output is not None and os.path.exists(output):
+        raise click.UsageError(f"{output} is there already: name a new file")
+    made = http_client(address, token).call("POST", "/v1/tokens", body, reply=Token)
+    if output is not None:
+        _write(Path(output), made.secret)
+        made = replace(made, secret="")
+    if as_json:
+        print_json(made)
+        return
+    until = "never expires" if made.expires_at_s is None else f"expires {in_(made.expires_at_s)}"
+    echo(f"{made.token_id} of {made.role} {made.name}, {until}", err=True)
+    echo(made.secret if output is None else f"written to {output}")
+
+
+def _write(path: Path, secret: str) -> None:
+    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(f"{secret}\n")
+
+
+@token.command("list")
+@cluster_options
+@click.option("--all", "show_all", is_flag=True, help="Also those that are revoked.")
+def list_(show_all: bool, address: str | None, token: str | None, as_json: bool) -> None:
+    """List tokens, without what they are used by."""
+    from msgspec import to_builtins
+
+    from stoker_wire.messages.control import Page, Token
+
+    client, cursor = http_client(address, token), ""
+    tokens: list[Token] = []
+    while True:
+        query = {"cursor": cursor, "limit": 1000}
+        page = client.call("GET", "/v1/tokens", reply=Page[Token], query=query)
+        tokens += [one for one in page.items if show_all or not one.revoked]
+        cursor = page.next_cursor
+        if not cursor:
+            break
+    if as_json:
+        print_json(tokens)
+        return
+    print_table(
+        [to_builtins(one) for one in tokens],
+        {
+            "ID": "token_id",
+            "NAME": "name",
+            "ROLE": "role",
+            "NAMESPACES": lambda row: ", ".join(row["namespaces"]),
+            "MADE": lambda row: ago(row["created_at_s"]),
+            "BY": "created_by",
+            "EXPIRES": lambda row: "revoked" if row["revoked"] else in_(row["expires_at_s"]),
+        },
+        empty="no tokens: the cluster's own alone is in use; `stoker token create NAME` makes one",
+    )
+
+
+@token.command("revoke")
+@cluster_options
+@click.argument("token_id", metavar="TOKEN_ID")
+def revoke(token_id: str, address: str | None, token: str | None, as_json: bool) -> None:
+    """Refuse a token from now on, on open connections too.
+
+    The drivers that attached with it end; jobs that were submitted with it go on: stop those with
+    `stoker job stop`.
+    """
+    from urllib.parse import quote
+
+    from stoker_wire.messages.control import Token
+
+    path = f"/v1/tokens/{quote(token_id, safe='')}"
+    done = http_client(address, token).call("DELETE", path, reply=Token)
+    if as_json:
+        print_json(done)
+    else:
+        echo(f"{done.token_id} of {done.role} {done.name} is revoked")
