@@ -27,6 +27,7 @@ Each class is also the built-in exception that a Python programmer expects (righ
     ├── PendingCallsLimitError     pending_calls_limit  429  RuntimeError: max_pending_calls
     ├── UnavailableError           unavailable          503  ConnectionError; retryable
     │   ├── NotReadyError          not_ready            503
+    │   ├── ForeignPortError       foreign_port         503  another user listens where a service was expected
     │   └── TlsError               tls_failed           503  a certificate was refused
     ├── DeadlineExceededError      deadline_exceeded    504  TimeoutError
     │   └── GetTimeoutError        get_timeout          504
@@ -290,6 +291,12 @@ class TlsError(UnavailableError):
     """
 
     code = "tls_failed"
+
+
+class ForeignPortError(UnavailableError):
+    """Another user of this machine listens on a port where a service was expected; nothing was sent there."""
+
+    code = "foreign_port"
 
 
 class DeadlineExceededError(StokerError, TimeoutError):

@@ -109,6 +109,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     token_file: Annotated[
         str, Meta(description="file that holds the token, mode 0600; made at first start")
     ] = "~/.stoker/token"
+    server_user: Annotated[
+        str,
+        Meta(
+            description="Unix user (name or uid) as whom services on this machine run, if not as root or "
+            "as you: a port of any other user gets no token"
+        ),
+    ] = ""
     tls: Annotated[
         str,
         Meta(

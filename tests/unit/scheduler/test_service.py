@@ -584,4 +584,4 @@ async def test_a_job_has_no_say_in_the_leases_of_another(setup: Setup) -> None:
     [own] = (await setup.ask(job="job_2", owner="p_2", CPU=1.0)).granted
     await setup.release(own.lease.lease_id)
     setup.client = root
-    assert [one.lease_id for one in await setup.leases()] == [lease_id]
+    assert lease_id in {one.lease_id for one in await setup.leases()}

@@ -24,6 +24,7 @@ from stoker_wire.data.frame_socket import Frame, FrameSocket, length_prefix
 from stoker_wire.data.frames import FrameCodec
 from stoker_wire.data.keep_alive import keep_alive
 from stoker_wire.errors import BadRequestError, ProtocolError, StokerError, UnavailableError
+from stoker_wire.http.client.port_owner import check_port_owner
 from stoker_wire.messages.data import DataMessage, Hello, Template
 from stoker_wire.tls.contexts import context_for, tls_error
 from stoker_wire.tls.socket import TlsSocket, client_socket
@@ -178,6 +179,8 @@ async def _connected(path: str, url: str, tls: TlsFiles) -> socket.socket | TlsS
     try:
         sock.setblocking(False)
         await loop.sock_connect(sock, target)
+        if context is None:
+            check_port_owner(sock)
         if context is not None:
             secured = client_socket(sock, context, parts.hostname or "")
             async with asyncio.timeout(_HANDSHAKE_S):

@@ -18,6 +18,7 @@ import xxhash
 from stoker_wire.errors import InternalError, StokerError, UnavailableError
 from stoker_wire.http.auth import Credential, credential_of
 from stoker_wire.http.client.exchange import AUTHORIZATION, client_headers
+from stoker_wire.http.client.port_owner import PlainConnection
 from stoker_wire.http.problems import error_of
 from stoker_wire.tls.contexts import context_for, tls_error
 
@@ -121,7 +122,7 @@ class RangeReader:
         parts, context = urlsplit(self._url), context_for(self._url, self._tls)
         host, timeout_s = parts.hostname or "", self._stall_s
         if context is None:
-            return http.client.HTTPConnection(host, parts.port or 80, timeout=timeout_s)
+            return PlainConnection(host, parts.port or 80, timeout=timeout_s)
         return http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
+from stoker_wire.http.client.port_owner import check_port_owner
 from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def report_exit_code(url: str, *, token: str, job_id: str, message: str, tls: Tl
             fd = _relay(parts.hostname or "", parts.port or 443, head, tls)
         else:
             line = socket.create_connection((parts.hostname, parts.port or 80), timeout=_CONNECT_S)
+            check_port_owner(line)
             line.sendall(head.encode())
             line.setblocking(True)
             fd = line.detach()

@@ -16,7 +16,13 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from urllib.parse import quote, urlencode, urlsplit
 
-from stoker_wire.errors import NotReadyError, StokerError, TlsError, UnavailableError
+from stoker_wire.errors import (
+    ForeignPortError,
+    NotReadyError,
+    StokerError,
+    TlsError,
+    UnavailableError,
+)
 from stoker_wire.http.auth import Credential, credential_of
 from stoker_wire.http.client.endpoints import (
     HEDGE_S,
@@ -37,6 +43,7 @@ from stoker_wire.http.client.exchange import (
     query_texts,
     retry_pause_s,
 )
+from stoker_wire.http.client.port_owner import PlainConnection
 from stoker_wire.http.codec import JSON, NDJSON
 from stoker_wire.messages.tolerant import TolerantDecoder
 from stoker_wire.tls.files import files_of_env
@@ -51,6 +58,8 @@ TIMEOUT_S = 30.0
 SILENCE_S = 35.0
 """A stream that is silent for so long (no keep-alive line either) is dead."""
 
+_FOR_A_PERSON = (ForeignPortError, TlsError)
+"""What no other try mends."""
 _RETRY_INITIAL_S = 0.05
 _RETRY_MAX_S = 1.0
 _CHUNK_NBYTES = 256 * 1024
@@ -149,7 +158,7 @@ class HttpClient:
                     if moves % len(self._endpoints.urls):
                         continue  # another one is asked at once
                 pause_s = retry_pause_s(tries, initial_s=_RETRY_INITIAL_S, max_s=_RETRY_MAX_S)
-                if not error.retryable or isinstance(error, TlsError):
+                if not error.retryable or isinstance(error, _FOR_A_PERSON):
                     raise
                 if time.monotonic() + pause_s >= deadline_s:
                     if error.message.startswith(_CANNOT_REACH):
@@ -332,7 +341,7 @@ def connection_to(base: str, timeout_s: float) -> HTTPConnection:
     parts, files = urlsplit(base), files_of_env()
     host, port = parts.hostname or "", parts.port
     if parts.scheme != "https" and not files.is_on:
-        return HTTPConnection(host, port, timeout=timeout_s)
+        return PlainConnection(host, port, timeout=timeout_s)
     from stoker_wire.tls.contexts import context_for  # plain connections do not pay for it
 
     context = context_for(base, files)

@@ -44,6 +44,7 @@ from stoker_wire.http.client.exchange import (
     query_texts,
     retry_pause_s,
 )
+from stoker_wire.http.client.port_owner import check_port_owner
 from stoker_wire.http.client.replicas import Replicas
 from stoker_wire.http.codec import BYTES, MSGPACK, NDJSON, encode_msgpack
 from stoker_wire.ids import IdSource, Prefix
@@ -488,7 +489,7 @@ class Client:
             )
         else:
             contexts = [context for url in self.urls if (context := context_for(url, self.tls))]
-            connector = aiohttp.TCPConnector(
+            connector = _Connector(
                 limit=self._max_connections,
                 keepalive_timeout=60.0,
                 ssl=contexts[0] if contexts else True,
@@ -521,6 +522,20 @@ def _unanswered(method: str, url: URL, error: Exception) -> UnavailableError:
     return tls_error(error, f"{method} {url}", url) or UnavailableError(
         f"{method} {url} got no answer\n{_text_of(error)}"
     )
+
+
+class _Connector(aiohttp.TCPConnector):
+    """A pool of connections of which none sends anything to a foreign user of this machine."""
+
+    async def _wrap_create_connection(self, *args: Any, **options: Any) -> Any:
+        transport, protocol = await super()._wrap_create_connection(*args, **options)
+        if not options.get("ssl"):
+            try:
+                check_port_owner(transport.get_extra_info("socket"))
+            except BaseException:
+                transport.abort()
+                raise
+        return transport, protocol
 
 
 def _text_of(error: BaseException) -> str:
