@@ -87,6 +87,8 @@ class Api:
         """Wait until some leases of a demand are granted, or the wait has passed."""
         body: LeaseRequest = req.body
         _check_job(req, body.demand.job_id)
+        if body.acts_for != req.principal.actor_id:
+            body = msgspec.structs.replace(body, acts_for=req.principal.actor_id)
         wait_s = max(0.0, min(body.wait_s, req.deadline_s - ANSWER_MARGIN_S))
         req.waiting_for(f"{body.count} x {body.demand.name or body.demand.kind} to be placed")
         return await self._engine().request_leases(body, wait_s)

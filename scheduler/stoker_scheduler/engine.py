@@ -359,6 +359,7 @@ class Engine:
                 actor=request.actor,
                 driver=request.driver,
                 capture_child_tasks=request.demand.strategy.capture_child_tasks,
+                acts_for=request.acts_for,
             ),
         )
 

@@ -264,6 +264,7 @@ def class_key(request: LeaseRequest) -> str:
         demand.preemption_grace_s,
         demand.background,
         demand.tolerations,
+        request.acts_for,
         start,
     )
     return _encode(parts).hex()

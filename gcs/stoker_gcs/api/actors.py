@@ -16,6 +16,7 @@ from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.queries import ActorQuery, WaitQuery
 from stoker_wire.messages.work import (
+    DETACHED_JOB,
     Actor,
     ActorState,
     CreateActor,
@@ -35,7 +36,9 @@ async def create_actor(app: GcsApp, req: Request) -> Actor:
     await app.access.check_new(
         req.principal, job_id=req.body.demand.job_id, namespace=req.body.namespace
     )
-    return await app.actors.create(req.body)
+    of_detached = req.body.demand.job_id == DETACHED_JOB
+    origin = req.principal.origin_job_id if of_detached else ""
+    return await app.actors.create(req.body, origin_job_id=origin)
 
 
 async def list_actors(app: GcsApp, req: Request) -> Any:

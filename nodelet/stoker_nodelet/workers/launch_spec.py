@@ -53,7 +53,9 @@ class LaunchSpec:
     def token(self, identity: Identity) -> str:
         """Return the token of the job that the process works for, or of the detached actor that it is."""
         lease = self.lease
-        actor_id = lease.actor_id if lease.job_id == DETACHED_JOB else ""
+        actor_id = ""
+        if lease.job_id == DETACHED_JOB:
+            actor_id = lease.actor_id or self.spec.acts_for
         return identity.tokens.job(lease.job_id, actor_id)
 
     def variables(self, identity: Identity) -> dict[str, str]:

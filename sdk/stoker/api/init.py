@@ -326,7 +326,7 @@ def _info_of(runtime: Runtime) -> ClusterInfo:
         namespace=runtime.job.namespace,
         node_id=node.node_id if node else "",
         session_dir=node.session_dir if node else "",
-        token=runtime.identity.token,
+        token=runtime.identity.credential.given,
     )
 
 

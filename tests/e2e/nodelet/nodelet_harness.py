@@ -18,6 +18,7 @@ from stoker_wire.data.spool import record_of, rows_in
 from stoker_wire.errors import FencedError, NotFoundError, UnavailableError
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.service import Request, Service, watch_response
+from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import (
     ActorSpec,
@@ -232,7 +233,10 @@ class Nodelet:
         client = self._workers.get(started.worker_id)
         if client is None:
             client = self._workers[started.worker_id] = Client(
-                "http://localhost", token=TOKEN, peer="test", unix_path=started.address.unix
+                "http://localhost",
+                token=TokenSigner(TOKEN).worker(started.worker_id),
+                peer="test",
+                unix_path=started.address.unix,
             )
         return await client.call("POST", "/test/do", Do(what=what, arg=arg), reply=Seen)
 

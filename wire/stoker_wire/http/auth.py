@@ -6,6 +6,7 @@ It must never log or print a token, and never compare one in variable time.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hmac
 import os
@@ -13,11 +14,16 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stoker_wire.errors import OpenBindError, StartError
 from stoker_wire.process.files.secret_files import is_mounted
 
 if TYPE_CHECKING:
     from stoker_wire.settings import Settings
+
+CHANNEL_SCHEME = "Channel"
+"""The scheme of the Authorization of a channel: ids of job and actor, and a proof for one peer alone."""
 
 SECRETS = frozenset(
     {
@@ -40,13 +46,14 @@ _LOOPBACK_NAMES = frozenset({"localhost", "::1", "[::1]"})
 class Credential:
     """The token of a process, which may change while it runs: all of its clients share it.
 
-    A driver comes with a person's token and goes on with its job's; a worker gets its job's with its
-    first lease.
+    A driver comes with a person's token (``given``) and goes on with its job's; a worker gets its job's
+    with its first lease.
     """
 
-    __slots__ = ("header", "token")
+    __slots__ = ("given", "header", "token")
 
     def __init__(self, token: str) -> None:
+        self.given = token
         self.replace(token)
 
     def replace(self, token: str) -> None:
@@ -151,6 +158,13 @@ def bearer(header: str | None) -> str:
         return ""
     # Bytes that are no UTF-8 arrive as lone surrogates, which nothing can hash or compare.
     return header[7:].encode("utf-8", "replace").decode().strip()
+
+
+def channel_authorization(token: str, peer_id: str) -> str:
+    """Return the header by which a process with the token of a job opens a channel to ``peer_id``."""
+    claims = msgspec.json.decode(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
+    actor_id = claims.get("actor", "")
+    return f"{CHANNEL_SCHEME} {claims['job']} {actor_id} {channel_proof(token, peer_id)}"
 
 
 def channel_proof(token: str, peer_id: str) -> str:

@@ -34,14 +34,15 @@ class Principal:
     """Whom a token belongs to. ``name`` is that of a user or a service, and the user of a job.
 
     ``job_id`` is set for processes of a job, ``worker_id`` for those of a node that have no job yet,
-    ``actor_id`` for detached actors, which outlive theirs. ``namespaces`` are those that it may use.
-    ``token_id`` names a token that can be revoked.
+    ``actor_id`` for detached actors, which outlive theirs; ``origin_job_id`` is that job, once it is
+    looked up. ``namespaces`` are those that it may use. ``token_id`` names a token that can be revoked.
     """
 
     roles: frozenset[Role]
     name: str = ""
     job_id: str = ""
     actor_id: str = ""
+    origin_job_id: str = ""
     worker_id: str = ""
     namespaces: tuple[str, ...] = (ANY_NAMESPACE,)
     token_id: str = ""

@@ -325,6 +325,8 @@ class WorkerSpec(Message):
     actor: ActorSpec | None = None
     driver: DriverSpec | None = None
     capture_child_tasks: bool = False
+    acts_for: str = ""
+    """The detached actor whose token its process gets: the one that asked for it, or whose tasks did."""
 
 
 class LeaseRequest(Message):
@@ -342,6 +344,8 @@ class LeaseRequest(Message):
     actor: ActorSpec | None = None
     driver: DriverSpec | None = None
     task_ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=1000)] = ()
+    acts_for: str = ""
+    """The detached actor that the caller's token is of, as the scheduler has seen."""
     owner_node_id: str = ""
     """The node whose end is the owner's; none for a driver, which ends with its job."""
 

@@ -404,12 +404,16 @@ class KillActor(Message):
 
 
 class Actor(Record):
-    """A stateful worker as the gcs knows it. ``incarnation`` counts its starts from 0."""
+    """A stateful worker as the gcs knows it. ``incarnation`` counts its starts from 0.
+
+    One that a detached actor made is of no job; ``origin_job_id`` is the one that made that.
+    """
 
     actor_id: str
     job_id: str
     class_name: str
     state: ActorState
+    origin_job_id: str = ""
     name: str = ""
     namespace: str = ""
     detached: bool = False

@@ -61,8 +61,11 @@ class ActorRegistry:
         self._jobs = jobs
         self._releaser = releaser
 
-    async def create(self, body: CreateActor) -> Actor:
-        """Accept an actor, durably. The same id again gives the same actor."""
+    async def create(self, body: CreateActor, *, origin_job_id: str = "") -> Actor:
+        """Accept an actor, durably. The same id again gives the same actor.
+
+        ``origin_job_id`` is the job in whose name a detached actor creates it.
+        """
         check_id(body.actor_id, Prefix.ACTOR, field="actor_id")
         variables.check(body.demand.runtime_env.env_vars, "demand.runtime_env.env_vars")
         if body.get_if_exists and not body.name:
@@ -75,7 +78,7 @@ class ActorRegistry:
         job = self._jobs.live.get(body.demand.job_id)
         if not namespace and job is not None:
             namespace = job.namespace
-        actor = rules.created(body, namespace, self._state.now())
+        actor = rules.created(body, namespace, self._state.now(), origin_job_id=origin_job_id)
         event = self._state.event(EventKind.ACTOR_CREATED, actor.actor_id, actor)
         insert = ACTORS.insert(actor, spec=_encode(body))
         while True:

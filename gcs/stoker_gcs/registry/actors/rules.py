@@ -84,11 +84,12 @@ def live_name(namespace: str, name: str) -> str:
     return f"{namespace}/{name}"
 
 
-def created(body: CreateActor, namespace: str, now_s: float) -> Actor:
+def created(body: CreateActor, namespace: str, now_s: float, *, origin_job_id: str = "") -> Actor:
     """Return the actor that a request creates."""
     return Actor(
         actor_id=body.actor_id,
         job_id=body.demand.job_id,
+        origin_job_id=origin_job_id,
         class_name=body.class_name,
         state=ActorState.PENDING,
         name=body.name,

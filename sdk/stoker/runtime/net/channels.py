@@ -30,14 +30,12 @@ from stoker_wire.http.server.unix_socket import private_socket
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.control import ReviewChannel
 from stoker_wire.messages.data import DataMessage
-from stoker_wire.messages.work import DETACHED_JOB
 from stoker_wire.tls.contexts import check_listener, server_context
 from stoker_wire.tls.listener import TlsSite
 
 if TYPE_CHECKING:
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
-    from stoker_wire.messages.cluster import Lease
     from stoker_wire.settings import Settings
     from stoker_wire.tls.files import TlsFiles
 
@@ -46,8 +44,6 @@ OnMessages = Callable[[Channel, list[DataMessage]], None]
 OnLost = Callable[[Channel], None]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-CHANNEL_SCHEME = "Channel"
-"""The scheme of the Authorization of a channel: ids of job and actor, and a proof for this peer alone."""
 _CONNECT_S = 60.0
 """A machine that is gone does not refuse. A process that is busy in C code answers late."""
 
@@ -56,7 +52,6 @@ class _Job(Protocol):
     """The job that this process works for, as of now."""
 
     job_id: str
-    lease: Lease | None
 
 
 def _check_tls(identity: Identity, host: str, tls: TlsFiles) -> None:
@@ -181,13 +176,6 @@ class Channels:
                 del self._opening[address.peer_id]
         return await asyncio.shield(opening)
 
-    def _authorization(self, peer_id: str) -> str:
-        lease = self._job.lease
-        job_id = self._job.job_id
-        actor_id = lease.actor_id if lease is not None and job_id == DETACHED_JOB else ""
-        proof = auth.channel_proof(self._identity.token, peer_id)
-        return f"{CHANNEL_SCHEME} {job_id} {actor_id} {proof}"
-
     async def _connect(self, address: Address) -> Channel:
         path = usable_path(address, self._identity.host_id)
         if not path and not address.url:
@@ -202,7 +190,7 @@ class Channels:
                     path=path,
                     me=self.address,
                     job_id=self._job.job_id,
-                    authorization=self._authorization(address.peer_id),
+                    authorization=auth.channel_authorization(self._identity.token, address.peer_id),
                     tls=self._tls,
                 )
         except TimeoutError:
@@ -247,7 +235,7 @@ class Channels:
     async def _may_open(self, header: str) -> bool:
         """Return whether a process may open a channel: one of this job, or one that the gcs admits."""
         scheme, *shown = header.split(" ")
-        if scheme != CHANNEL_SCHEME or len(shown) != 3:
+        if scheme != auth.CHANNEL_SCHEME or len(shown) != 3:
             return False
         job_id, actor_id, proof = shown
         me = self._identity

@@ -15,7 +15,7 @@ import jwt
 
 from stoker_wire.errors import UnauthorizedError
 from stoker_wire.http.principals import ROOT, Principal
-from stoker_wire.messages.common import Role
+from stoker_wire.messages.common import ANY_NAMESPACE, Role
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,14 +112,13 @@ class TokenSigner:
 
 
 def _principal_of(claims: dict[str, Any]) -> Principal:
-    named = claims.get("namespaces")
     return Principal(
         roles=frozenset({Role(claims["role"])}),
         name=claims.get("sub", ""),
         job_id=claims.get("job", ""),
         actor_id=claims.get("actor", ""),
         worker_id=claims.get("worker", ""),
+        namespaces=tuple(claims.get("namespaces", (ANY_NAMESPACE,))),
         token_id=claims.get("jti", ""),
         expires_at_s=claims.get("exp"),
-        **({} if named is None else {"namespaces": tuple(named)}),
     )
