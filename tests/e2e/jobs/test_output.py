@@ -102,14 +102,17 @@ import asyncio
 import stoker
 from stoker.runtime.current import runtime
 from stoker_wire.data.channel import PATH, UPGRADE
+from stoker_wire.http.auth import channel_authorization
 
 stoker.init()
 
 
 async def leave_in_the_handshake():
+    me = runtime().identity
+    shown = channel_authorization(me.token, me.peer_id)
     reader, writer = await asyncio.open_unix_connection(runtime().identity.socket_path)
     writer.write(
-        f"GET {PATH} HTTP/1.1\\r\\nHost: driver\\r\\nAuthorization: Bearer {runtime().identity.token}\\r\\n"
+        f"GET {PATH} HTTP/1.1\\r\\nHost: driver\\r\\nAuthorization: {shown}\\r\\n"
         f"Connection: Upgrade\\r\\nUpgrade: {UPGRADE}\\r\\n\\r\\n".encode()
     )
     await reader.readuntil(b"\\r\\n\\r\\n")
