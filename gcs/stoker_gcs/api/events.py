@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stoker_gcs.api.filters import event_filter
+from stoker_wire.http.codec import without_env_vars
 from stoker_wire.http.paging import bad_cursor
 from stoker_wire.http.principals import READERS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.watch import BOOKMARK, watch_response
+from stoker_wire.messages.common import Role
 from stoker_wire.messages.control import Event, Order, Page
 from stoker_wire.messages.events import EventQuery
 
@@ -44,7 +48,14 @@ async def watch(app: GcsApp, req: Request, matches: Callable[[Event], bool]) -> 
     since: int = req.query.since
     await app.state.log.read(since, 1)
     source = _matching(app.state, since, await app.access.seen(req.principal, matches))
+    if req.principal.role is Role.VIEWER:
+        source = _without_env_vars(source)
     return await watch_response(req, source, since=since, bookmark_s=req.settings.bookmark_s)
+
+
+async def _without_env_vars(events: AsyncIterator[Event]) -> AsyncIterator[Event]:
+    async for event in events:
+        yield msgspec.structs.replace(event, payload=without_env_vars(event.payload))
 
 
 async def _matching(

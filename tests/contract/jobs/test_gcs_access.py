@@ -15,6 +15,7 @@ from stoker_wire.http.auth import channel_proof
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.cluster import Demand, LeaseKind, RegisteredNode
+from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.control import (
     Campaign,
     ChannelReview,
@@ -104,6 +105,24 @@ async def test_a_persons_token_becomes_the_clusters_in_none_of_the_four_ways(
                 await attacker.call(method, path.partition("?")[0], body)
     listed = await client.call("GET", "/v1/nodes", reply=Page[RegisteredNode | Any])
     assert len(listed.items) == 1
+
+
+async def test_a_viewer_sees_no_value_of_an_environment_variable(client: Client, as_: As) -> None:
+    body = SubmitJob(entrypoint="true", runtime_env=RuntimeEnv(env_vars={"KEY": "hidden"}))
+    job = await client.call("POST", "/v1/jobs", body, reply=Job)
+    viewer = await as_("dave", "viewer")
+    for path in (f"/v1/jobs/{job.job_id}", "/v1/jobs", "/v1/events", "/v1/state"):
+        shown = str(await viewer.call("GET", path, reply=dict))
+        assert "KEY" in shown
+        assert "hidden" not in shown, path
+    async with asyncio.timeout(20):
+        async for event in viewer.watch("/v1/events"):
+            assert "hidden" not in str(event)
+            if event.subject == job.job_id:
+                break
+    assert (await client.call("GET", f"/v1/jobs/{job.job_id}", reply=Job)).runtime_env.env_vars == {
+        "KEY": "hidden"
+    }
 
 
 async def test_the_token_of_a_job_is_in_no_list_and_no_event(client: Client, as_: As) -> None:

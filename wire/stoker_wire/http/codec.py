@@ -35,6 +35,22 @@ encode_msgpack = msgspec.msgpack.Encoder().encode
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 
 
+def without_env_vars(value: object) -> Any:
+    """Return a message as plain values, in which the values of environment variables are ``***``."""
+    return _masked(msgspec.to_builtins(value, builtin_types=(bytes, bytearray, memoryview)))
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: dict.fromkeys(part, "***")
+            if name == "env_vars" and isinstance(part, dict)
+            else _masked(part)
+            for name, part in value.items()
+        }
+    return [_masked(part) for part in value] if isinstance(value, list | tuple) else value
+
+
 class Codec(Generic[T]):
     """Decoders of one type, built once."""
 

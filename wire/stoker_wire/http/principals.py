@@ -51,7 +51,7 @@ class Principal:
     @property
     def role(self) -> Role:
         """The role for which its token was made; the cluster's secret counts as an admin's."""
-        return Role.ADMIN if Role.ADMIN in self.roles else next(iter(self.roles))
+        return Role.ADMIN if len(self.roles) != 1 else next(iter(self.roles))
 
     @property
     def sees_all(self) -> bool:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import ClientConnectionResetError, web
 
 from stoker_wire.errors import (
@@ -28,7 +29,14 @@ from stoker_wire.errors import (
     UnavailableError,
 )
 from stoker_wire.http.client.exchange import REPLICAS_HEADER
-from stoker_wire.http.codec import BYTES, JSON, MSGPACK, encode_json, encode_msgpack
+from stoker_wire.http.codec import (
+    BYTES,
+    JSON,
+    MSGPACK,
+    encode_json,
+    encode_msgpack,
+    without_env_vars,
+)
 from stoker_wire.http.principals import ANONYMOUS
 from stoker_wire.http.problems import problem_response
 from stoker_wire.http.server.faults import Dispatch, parse_faults, with_faults
@@ -36,6 +44,7 @@ from stoker_wire.http.server.idempotency import IdempotencyStore, StoredReply, f
 from stoker_wire.http.server.request import BoundRoute, Reply, Request
 from stoker_wire.http.server.request_guard import check_role
 from stoker_wire.ids import IdSource, Prefix
+from stoker_wire.messages.common import Role
 from stoker_wire.process.log import REQUEST_ID
 from stoker_wire.suggestions import suggestion
 from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, check_protocol, is_newer
@@ -286,6 +295,8 @@ class Dispatcher:
         if isinstance(value, web.StreamResponse):
             return value
         reply = value if isinstance(value, Reply) else Reply(value)
+        if request.principal.role is Role.VIEWER and not isinstance(reply.value, bytes):
+            reply = msgspec.structs.replace(reply, value=without_env_vars(reply.value))
         return _encode(reply, http.headers.get("Accept", ""))
 
     def _failed(
