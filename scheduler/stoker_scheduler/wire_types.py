@@ -250,7 +250,13 @@ def class_key(request: LeaseRequest) -> str:
     """Return the scheduling class: equal for requests whose leases may serve each other."""
     demand = request.demand
     actor, driver = request.actor, request.driver
-    start = (actor.actor_id, actor.incarnation) if actor else (driver.job_id,) if driver else ()
+    start = (
+        (actor.actor_id, actor.incarnation)
+        if actor
+        else (driver.job_id,)
+        if driver
+        else (request.acts_for,)
+    )
     parts = (
         demand.job_id,
         demand.kind,
@@ -264,7 +270,6 @@ def class_key(request: LeaseRequest) -> str:
         demand.preemption_grace_s,
         demand.background,
         demand.tolerations,
-        request.acts_for,
         start,
     )
     return _encode(parts).hex()
