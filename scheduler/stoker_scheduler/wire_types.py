@@ -248,31 +248,16 @@ def setup_of(env: RuntimeEnv) -> str:
 
 def class_key(request: LeaseRequest) -> str:
     """Return the scheduling class: equal for requests whose leases may serve each other."""
-    demand = request.demand
     actor, driver = request.actor, request.driver
-    start = (
-        (actor.actor_id, actor.incarnation)
-        if actor
-        else (driver.job_id,)
-        if driver
-        else (request.acts_for,)
+    start: object = request.acts_for
+    if actor is not None:
+        start = actor.actor_id, actor.incarnation
+    elif driver is not None:
+        start = driver.job_id
+    alike = msgspec.structs.replace(
+        request.demand, name="", locality={}, on_infeasible=OnInfeasible.ERROR
     )
-    parts = (
-        demand.job_id,
-        demand.kind,
-        demand.resources,
-        demand.label_selector,
-        demand.node_filter,
-        demand.strategy,
-        demand.priority,
-        demand.runtime_env,
-        demand.preemptible,
-        demand.preemption_grace_s,
-        demand.background,
-        demand.tolerations,
-        start,
-    )
-    return _encode(parts).hex()
+    return _encode((alike, start)).hex()
 
 
 def request_event(
