@@ -21,13 +21,20 @@ def upgrade() -> None:
     op.add_column("jobs", sa.Column("owner", sa.Text(), nullable=True))
     connection = op.get_bind()
     owners = [
-        {"id": job_id, "name": msgspec.msgpack.decode(record).get("user", "")}
+        {"id": job_id, "name": _user_of(record)}
         for job_id, record in connection.execute(sa.select(_JOBS.c.job_id, _JOBS.c.record))
     ]
     if owners:
         change = _JOBS.update().where(_JOBS.c.job_id == sa.bindparam("id"))
         connection.execute(change.values(owner=sa.bindparam("name")), owners)
     op.create_index("ix_jobs_owner", "jobs", ["owner"])
+
+
+def _user_of(record: bytes) -> str:
+    try:
+        return str(msgspec.msgpack.decode(record).get("user", ""))
+    except msgspec.DecodeError:
+        return ""  # a damaged record is nobody's
 
 
 def downgrade() -> None:

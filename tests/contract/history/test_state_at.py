@@ -19,6 +19,7 @@ from stoker_gcs.registry.actors.rules import ACTORS
 from stoker_gcs.state import schema
 from stoker_gcs.store.opening import open_store
 from stoker_wire.errors import BadRequestError, CompactedError, StokerError
+from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.cluster import Demand, Device, Heartbeat, RegisterNode, WorkerExit
 from stoker_wire.messages.events import EventKind, PastState
 from stoker_wire.messages.groups import Bundle, CreatePlacementGroup
@@ -106,7 +107,7 @@ async def app_on(url: str) -> AsyncIterator[tuple[GcsApp, Recorded]]:
     store.commit = recorded.commit  # type: ignore[method-assign]
     try:
         async with Background("work") as work, Background("writers") as writers:
-            app = build_app(store, MemoryEphemeralStore(), ALL_AT_ONCE, "token", work)
+            app = build_app(store, MemoryEphemeralStore(), ALL_AT_ONCE, TokenSigner("token"), work)
             writers.spawn(app.state.writer.changes.run(), name="changes")
             await app.load()
             work.spawn(app.follow_log(), name="follow")

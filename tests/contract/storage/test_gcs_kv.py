@@ -123,9 +123,11 @@ class TestConditions:
             await do(kv, KvDelete(key="k"))
 
     async def test_a_key_may_be_as_long_as_any_database_takes_it(self, kv: Client) -> None:
-        longest, namespace = "\U0001f511" * MAX_KEY, "\U0001f511" * MAX_NAME
+        longest, namespace = "\U0001f511" * 300, "\U0001f511" * 200  # of 4 bytes each: 2000 in all
         path = f"/v1/kv/{namespace}"
         assert (await kv.call("POST", path, KvPut(key=longest), reply=KvReply)).entry is not None
+        with pytest.raises(BadRequestError, match="2000 bytes together"):
+            await kv.call("POST", path, KvPut(key=f"{longest}x"), reply=KvReply)
         await kv.call("PUT", f"{PATH}/{'x' * MAX_KEY}", b"1", raw=True)
         for where, body in (
             (f"{PATH}/{'x' * (MAX_KEY + 1)}", b"1"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from stoker_gcs.state.schema import REVISION
 from stoker_migrations.backup import Manifest, backup, restore
 from stoker_migrations.command import upgrade
 from stoker_wire.errors import (
@@ -250,7 +251,9 @@ def test_a_damaged_file_is_refused_and_leaves_nothing(
         case "empty":
             made.write_bytes(b"")
         case "newer":
-            made.write_bytes(gzip.compress(raw.replace(b"\xa40009", b"\xa49999", 1)))
+            made.write_bytes(
+                gzip.compress(raw.replace(b"\xa4" + REVISION.encode(), b"\xa49999", 1))
+            )
         case _:
             made.write_bytes(whole[:-20])
     path = tmp_path / "target.sqlite3"

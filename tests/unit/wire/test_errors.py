@@ -50,6 +50,7 @@ BUILTINS: dict[type[StokerError], tuple[type[Exception], ...]] = {
     errors.PendingCallsLimitError: (RuntimeError,),
     errors.UnavailableError: (ConnectionError,),
     errors.NotReadyError: (ConnectionError,),
+    errors.ForeignPortError: (ConnectionError,),
     errors.TlsError: (ConnectionError,),
     errors.DeadlineExceededError: (TimeoutError,),
     errors.GetTimeoutError: (TimeoutError,),

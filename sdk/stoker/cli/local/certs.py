@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from stoker.cli.options import json_option
+from stoker.cli.output import echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,17 +118,17 @@ def _print(
         print_json(infos)
         return
     if not infos:
-        click.echo(empty)
+        echo(empty)
     for info in infos:
-        click.echo(f"{'Made ' if made else ''}{info.path}")
+        echo(f"{'Made ' if made else ''}{info.path}")
         what = "CA" if info.is_ca else " and ".join(info.usages) or "no purpose"
         validity = "has expired" if info.days_left < 0 else f"{info.days_left} days left"
-        click.echo(f"  subject      {info.subject} ({what})")
+        echo(f"  subject      {info.subject} ({what})")
         if not info.is_ca:
-            click.echo(f"  issuer       {info.issuer}")
+            echo(f"  issuer       {info.issuer}")
         if info.hosts:
-            click.echo(f"  hosts        {', '.join(info.hosts)}")
-        click.echo(f"  valid        {info.not_before} to {info.not_after} ({validity})")
-        click.echo(f"  fingerprint  {info.fingerprint}")
+            echo(f"  hosts        {', '.join(info.hosts)}")
+        echo(f"  valid        {info.not_before} to {info.not_after} ({validity})")
+        echo(f"  fingerprint  {info.fingerprint}")
         if info.is_ca:
-            click.echo(f"  public key   {info.public_key_hash}")
+            echo(f"  public key   {info.public_key_hash}")

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from stoker_wire.data.range_reader import CHECKSUM_HEADER, RangeReader
 from stoker_wire.errors import TlsError, UnavailableError
+from stoker_wire.http.principals import READERS
 from stoker_wire.http.server.routes import Route
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ class Objects:
 
 async def started(cluster: Cluster, certs: Certs, objects: Objects) -> Service:
     service = cluster.service(**certs.settings("mutual"))
-    route = Route("GET", "/v1/objects/{id}", Objects.send, summary="Get an object", stream=True)
+    route = Route(
+        "GET", "/v1/objects/{id}", Objects.send, roles=READERS, summary="Get an object", stream=True
+    )
     service.add_routes([route], objects)
     return await cluster.start(service)
 

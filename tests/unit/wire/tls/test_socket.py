@@ -191,7 +191,9 @@ async def listen(certs: Certs) -> AsyncIterator[Callable[..., Any]]:
 
 async def opened(url: str, files: TlsFiles) -> Channel:
     peer, me = Address("w_server", "", "", "", url), Address("d_client", "", "", "", "")
-    return await connect(peer, path="", me=me, job_id="j_1", token="t", tls=files)
+    return await connect(
+        peer, path="", me=me, job_id="j_1", authorization="Channel j_1  x", tls=files
+    )
 
 
 async def test_a_channel_goes_on_with_the_tls_of_the_http_request_that_began_it(
