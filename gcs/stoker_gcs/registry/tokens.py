@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stoker_wire.messages.control import Event
 
 CACHE_SIZE = 4096
+_RESERVED = ("job_", "stoker.")
 _SERVICE_NAMES = frozenset({"cluster"})
 
 
@@ -72,6 +73,13 @@ class Tokens:
                 "choose another",
                 field="name",
             )
+        for field, name in (("name", body.name), *(("namespaces", one) for one in body.namespaces)):
+            if name.startswith(_RESERVED):
+                raise BadRequestError(
+                    f"{field}: {name!r} begins like the namespaces of jobs and of Stoker itself\n"
+                    "choose another",
+                    field=field,
+                )
         seed = msgspec.json.encode([str(by), body, key or new_id(Prefix.REQUEST)])
         token_id = f"tok_{hashlib.sha256(seed).hexdigest()[:32]}"
         now = self._state.now()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stoker_gcs.registry import access
-from stoker_wire.errors import ForbiddenError, StokerError, UnauthorizedError
+from stoker_wire.errors import BadRequestError, ForbiddenError, StokerError, UnauthorizedError
 from stoker_wire.http.auth import channel_proof
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.tokens import TokenSigner
@@ -308,6 +308,14 @@ async def test_the_key_of_anothers_request_gives_nothing_of_it_away(
     ]
     assert secrets[0] == secrets[1]
     assert len(set(secrets)) == 3
+
+
+@pytest.mark.parametrize("name", ["cluster", "job_1", "stoker.actors", "", "a b", "x" * 201])
+async def test_a_name_that_would_be_taken_for_anothers_is_refused(as_: As, name: str) -> None:
+    with pytest.raises(BadRequestError, match="name"):
+        await as_(name)
+    with pytest.raises(BadRequestError, match="namespaces"):
+        await as_("alice", namespaces=("team", "job_1"))
 
 
 async def test_channels_between_jobs_are_for_one_user_or_one_namespace(
