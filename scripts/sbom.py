@@ -65,7 +65,7 @@ def bom() -> str:
                 purl.to_string(),
                 Component(
                     type=ComponentType.LIBRARY, name=package, version=version, purl=purl,
-                    bom_ref=purl.to_string(), external_references=[files(package, hashes)],
+                    bom_ref=purl.to_string(), external_references=[files(purl, hashes)],
                     scope=ComponentScope.REQUIRED if name == "base" else ComponentScope.OPTIONAL,
                 ),
             )  # fmt: skip
@@ -85,11 +85,11 @@ def bom() -> str:
     return JsonV1Dot6(made).output_as_string(indent=2)
 
 
-def files(package: str, hashes: str) -> ExternalReference:
+def files(package: PackageURL, hashes: str) -> ExternalReference:
     """Return where a package's files are, and their hashes."""
     return ExternalReference(
         type=ExternalReferenceType.DISTRIBUTION,
-        url=XsUri(f"https://pypi.org/project/{package}/"),
+        url=XsUri(str(package)),
         hashes=[
             HashType(alg=SHA, content=digest) for digest in re.findall(r"sha256:(\S+)", hashes)
         ],
