@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from stoker.exceptions import StokerError, WorkerDiedError
 from stoker.runtime.tasks.task_spec import locality_of
 from stoker_wire.data.channel import Channel
-from stoker_wire.errors import DeadlineExceededError
+from stoker_wire.errors import ConflictError, DeadlineExceededError
 from stoker_wire.ids import Prefix, is_id, new_id
 from stoker_wire.messages.cluster import (
     Demand,
@@ -155,7 +155,10 @@ class Leases:
                         retry=False,
                     )
                 except StokerError as error:
-                    if not (error.retryable or isinstance(error, DeadlineExceededError)):
+                    # Of a node that is taken for lost all processes end: what this one says of its
+                    # tasks until then would be heard, and is not so.
+                    ends = isinstance(error, ConflictError) and self._node_id
+                    if not (error.retryable or isinstance(error, DeadlineExceededError) or ends):
                         self._tasks.fail_class(key, error)
                         return
                     unanswered = count

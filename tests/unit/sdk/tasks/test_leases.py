@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from stoker.runtime.tasks import leases as module
 from stoker.runtime.tasks.dispatch import ClassQueue
 from stoker.runtime.tasks.leases import Leases
-from stoker_wire.errors import UnavailableError
+from stoker_wire.errors import ConflictError, UnavailableError
 from stoker_wire.messages.cluster import (
     Demand,
     GrantedLease,
@@ -21,9 +23,6 @@ from stoker_wire.messages.cluster import (
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Inline
 from stoker_wire.process.background import Background
-
-if TYPE_CHECKING:
-    import pytest
 
 KEY = b"class"
 
@@ -122,6 +121,39 @@ async def test_an_owner_whose_request_got_no_answer_says_that_it_has_nothing() -
     leases.request(KEY)
     polled = await owner.until("/v1/owners/p_1/poll")
     assert owner.calls[polled - 1][1].lease_ids == ()
+    await owner.background.close()
+
+
+@pytest.mark.parametrize("peer_id", ["w_1", "p_1"])
+async def test_a_worker_of_a_node_that_is_taken_for_lost_fails_no_task(peer_id: str) -> None:
+    class OfALostNode(_Owner):
+        def __init__(self) -> None:
+            super().__init__()
+            self.failed: list[bytes] = []
+
+        def fail_class(self, key: bytes, _: Exception) -> None:
+            self.failed.append(key)
+            self.queue.ready.clear()
+
+        async def scheduler_call(self, path: str, body: Any, *rest: Any, **more: Any) -> Any:
+            if path == "/v1/leases" and not any(asked == path for asked, _ in self.calls):
+                self.calls.append((path, body))
+                raise ConflictError("its owner was on node n_1, which is lost")
+            return await super().scheduler_call(path, body, *rest, **more)
+
+    owner: Any = OfALostNode()
+    leases = Leases(_address(peer_id), owner, owner, owner, owner, idle_s=0.1)
+    leases.add_class(KEY, Demand(job_id="job_1", resources={"CPU": 1.0}))
+    owner.queue.ready.append(_Task())
+    leases.request(KEY)
+    asked = await owner.until("/v1/leases")
+    if peer_id == "w_1":  # it ends with its node, and if the node lives after all it gets its lease
+        await owner.until("/v1/leases", after=asked)
+        assert owner.failed == []
+    else:
+        async with asyncio.timeout(10.0):
+            while not owner.failed:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
     await owner.background.close()
 
 
