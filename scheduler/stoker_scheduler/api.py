@@ -87,6 +87,11 @@ class Api:
         """Wait until some leases of a demand are granted, or the wait has passed."""
         body: LeaseRequest = req.body
         _check_job(req, body.demand.job_id)
+        if (body.actor or body.driver) and not req.principal.owns_all:
+            raise ForbiddenError(
+                f"{req.principal} may not start actors and drivers\nthe gcs does: POST /v1/actors there",
+                field="driver" if body.driver else "actor",
+            )
         if body.acts_for != req.principal.actor_id:
             body = msgspec.structs.replace(body, acts_for=req.principal.actor_id)
         wait_s = max(0.0, min(body.wait_s, req.deadline_s - ANSWER_MARGIN_S))

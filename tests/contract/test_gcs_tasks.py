@@ -10,8 +10,8 @@ import pytest
 
 from stoker_wire.data.spool import frames_of, row_of
 from stoker_wire.errors import BadRequestError
-from stoker_wire.messages.cluster import WorkerExit, WorkersExited
-from stoker_wire.messages.control import Page
+from stoker_wire.messages.cluster import Demand, WorkerExit, WorkersExited
+from stoker_wire.messages.control import Explanation, Page
 from stoker_wire.messages.work import (
     FinishJob,
     Job,
@@ -145,3 +145,33 @@ async def test_what_nobody_can_report_any_more_ends_with_its_worker_or_node(
         "worker_died",
         "its worker w_1 ended: killed",
     )
+
+
+async def test_task_history_is_filtered_and_explained(client: Client, fake: FakeScheduler) -> None:
+    job = await attach(client)
+    demand = Demand(job_id=job.job_id, resources={"CPU": 99.0}, name="f")
+    records = tuple(
+        TaskRecord(
+            task_id=f"t_{i}",
+            attempt=0,
+            state=state,
+            job_id=job.job_id,
+            name="f",
+            started_at_s=1.0,
+            ended_at_s=2.0,
+            demand=demand,
+        )
+        for i, state in enumerate((TaskState.QUEUED, TaskState.FINISHED, TaskState.RUNNING))
+    )
+    for _ in range(2):
+        done = await client.call(
+            "POST", "/v1/tasks/report", ReportTasks(records=records), reply=TaskHistoryStatus
+        )
+        assert done == TaskHistoryStatus(accepted=3, dropped=0)
+    query = {"job_id": job.job_id, "state": "FINISHED"}
+    page = await client.call("GET", "/v1/tasks", query=query, reply=Page[TaskRecord])
+    assert [record.task_id for record in page.items] == ["t_1"]
+    queued = await client.call("GET", "/v1/tasks/t_0/explain", reply=Explanation)
+    assert queued.summary == "f waits for 99 CPUs"
+    ended = await client.call("GET", "/v1/tasks/t_1/explain", reply=Explanation)
+    assert "is FINISHED after 1.000 s" in ended.summary

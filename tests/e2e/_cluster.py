@@ -81,6 +81,18 @@ def run_driver(
     )
 
 
+def cli(cluster: LocalCluster, *args: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run ``stoker`` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "stoker.cli", *args],
+        env=environment(cluster, **more),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+
+
 @contextlib.contextmanager
 def driver(cluster: LocalCluster, program: str, **more: str) -> Iterator[subprocess.Popen[str]]:
     """A driver that runs meanwhile; it is killed at the end."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from stoker_wire.errors import BadRequestError, ProtocolError
 
 VERSION = "0.1.0"
-PROTOCOL: tuple[int, int] = (3, 1)
+PROTOCOL: tuple[int, int] = (4, 0)
 PROTOCOL_HEADER = "Stoker-Protocol"
 PROTOCOL_TEXT = f"{PROTOCOL[0]}.{PROTOCOL[1]}"
 

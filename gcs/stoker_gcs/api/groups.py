@@ -20,6 +20,7 @@ from stoker_wire.messages.groups import (
     PreemptGroup,
 )
 from stoker_wire.messages.queries import GroupQuery, WaitQuery
+from stoker_wire.messages.work import DETACHED_JOB
 
 if TYPE_CHECKING:
     from stoker_gcs.app import GcsApp
@@ -29,7 +30,13 @@ FILTERS = ("job_id", "state", "name", "namespace")
 
 
 async def create_group(app: GcsApp, req: Request) -> PlacementGroup:
-    await app.access.check_new(req.principal, job_id=req.body.job_id, namespace=req.body.namespace)
+    # One that is of no job is all the same of a namespace, by which it is found.
+    of_no_job = req.body.job_id == DETACHED_JOB and req.body.namespace
+    await app.access.check_new(
+        req.principal,
+        job_id="" if of_no_job else req.body.job_id,
+        namespace=req.body.namespace,
+    )
     return await app.groups.create(req.body)
 
 

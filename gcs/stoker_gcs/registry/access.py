@@ -46,12 +46,17 @@ GRACE_S = 60.0
 MAX_JOBS = 10_000
 """Jobs of one user that its lists look through, the newest."""
 _READS = frozenset({"GET", "HEAD"})
+_READING_POSTS = ("/locate", "/worker-logs")
+"""The ends of paths of a POST that changes nothing."""
 _OF_ALL = ("node.", "gpu.", "queue.", "leader.")
 """Kinds of events that are nobody's own."""
 
 
 class Owned(NamedTuple):
-    """Whose a record is: the user of its job, and whoever may use the namespace in which it has a name."""
+    """Whose a record is: the user of its job, and whoever may use the namespace in which it has a name.
+
+    What a detached actor has made is of the job that made that actor.
+    """
 
     what: str
     job_id: str = ""
@@ -118,7 +123,8 @@ class Access:
             other = await self.resolve(self._tokens.signer.verify(token))
         except UnauthorizedError:
             return False
-        return other.name == principal.name or other.may_use(principal.namespaces[0])
+        same_user = bool(other.name) and other.name == principal.name
+        return same_user or other.may_use(principal.namespaces[0])
 
     # -- what is its own ------------------------------------------------------------------------
 
@@ -130,7 +136,7 @@ class Access:
         ``path`` is that of the route, ``params`` what its parts in braces are. A record that there is not
         is the handler's business.
         """
-        changes = method not in _READS
+        changes = method not in _READS and not path.endswith(_READING_POSTS)
         if not params or principal.owns_all or (principal.sees_all and not changes):
             return
         owned = await self._owned(path.split("/")[2], params)
@@ -171,8 +177,11 @@ class Access:
             if kind == name:
                 found: Any = await self._state.find(table, id_)
                 what = f"{table.label} {id_}"
-                record = None if found is None else found.record
-                return Owned(what, record.job_id, record.namespace) if record else None
+                if found is None:
+                    return None
+                record = found.record
+                job_id = getattr(record, "origin_job_id", "") or record.job_id
+                return Owned(what, job_id, record.namespace)
         return None
 
     async def _owned_job(self, job_id: str) -> Owned | None:
@@ -184,7 +193,7 @@ class Access:
             return True
         parent, user = "", owned.user
         if owned.job_id:
-            if owned.job_id == principal.job_id:
+            if owned.job_id == principal.origin_job_id:
                 return True
             job = await self._job(owned.job_id)
             if job is None:
@@ -193,7 +202,7 @@ class Access:
         if user != principal.name or not user:
             return False
         of_job = Role.JOB in principal.roles
-        return not (of_job and changes and owned.job_id) or parent == principal.job_id
+        return not (of_job and changes and owned.job_id) or parent == principal.origin_job_id
 
     async def check_new(
         self, principal: Principal, *, job_id: str = "", namespace: str | None = None
@@ -209,7 +218,14 @@ class Access:
                     f"its token is for {', '.join(principal.namespaces)}",
                     field="namespace",
                 )
-        if job_id and job_id != DETACHED_JOB:
+        if job_id == DETACHED_JOB:
+            if principal.job_id != DETACHED_JOB:
+                raise ForbiddenError(
+                    f"{principal} may make nothing of {DETACHED_JOB}, which is for detached actors\n"
+                    "name a job of yours",
+                    field="job_id",
+                )
+        elif job_id:
             owned = await self._owned_job(job_id)
             if owned is not None and not await self._owns(principal, owned, changes=True):
                 raise ForbiddenError(f"job {job_id} is not {principal}'s", field="job_id")
@@ -217,7 +233,7 @@ class Access:
     def submitter(self, principal: Principal) -> Submitter:
         """Return who submits a job by a request."""
         namespaces = (ANY_NAMESPACE,) if principal.owns_all else principal.namespaces
-        return Submitter(principal.name, namespaces, principal.token_id, principal.job_id)
+        return Submitter(principal.name, namespaces, principal.token_id, principal.origin_job_id)
 
     # -- what it sees ---------------------------------------------------------------------------
 
@@ -231,7 +247,7 @@ class Access:
             arrival=True,
             descending=True,
         )
-        return frozenset({principal.job_id, *(row["job_id"] for row in rows)} - {""})
+        return frozenset({principal.origin_job_id, *(row["job_id"] for row in rows)} - {""})
 
     async def visible(self, principal: Principal, page: Page[R]) -> Page[R]:
         """Return a page of what jobs have, without what is of jobs that a principal does not see."""

@@ -78,7 +78,7 @@ class CachedFunction:
         detached, namespace = runtime.objects.detached, runtime.job.cache_namespace
         key = self._key(args, kwargs)
         object_id = new_detached_id(f"{namespace} {key}")
-        location = detached.find(object_id)
+        location = detached.find(object_id, namespace=namespace)
         if location is not None:
             return DetachedResult(location, 0)
         value = self._function(*args, **kwargs)

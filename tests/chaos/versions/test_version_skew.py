@@ -120,11 +120,11 @@ def test_one_component_may_be_a_minor_version_ahead(cluster: Skewed) -> None:
     assert "all right" in done.stdout, done.stderr
 
 
-@pytest.mark.logs("two minor|no candidate|protocol 3.3")
+@pytest.mark.logs("two minor|no candidate|protocol 4.2")
 def test_a_service_that_is_two_minor_versions_ahead_is_refused_and_says_whom_to_upgrade(
     tmp_path: Path,
 ) -> None:
-    said = r"speaks protocol 3.3, gcs speaks 3.1"
+    said = r"speaks protocol 4.2, gcs speaks 4.0"
     with session_root(tmp_path / "s"):
         made = Skewed(tmp_path, "scheduler", 2)
         try:
@@ -150,5 +150,5 @@ def test_a_service_that_is_two_minor_versions_ahead_is_refused_and_says_whom_to_
 @pytest.mark.parametrize("cluster", [("driver", 2)], indirect=True, ids=["driver"])
 def test_two_minor_versions_ahead_is_an_error_that_names_both(cluster: Skewed) -> None:
     done = cluster.drive("import stoker\nstoker.init()")
-    assert "speaks protocol 3.3, gcs speaks 3.1" in done.stderr, done.stderr
+    assert "speaks protocol 4.2, gcs speaks 4.0" in done.stderr, done.stderr
     assert "upgrade gcs" in done.stderr

@@ -21,13 +21,7 @@ from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change, Delete
 from stoker_wire.data.spool import row_of
 from stoker_wire.errors import CompactedError, ConflictError, NameTakenError, NotFoundError
-from stoker_wire.messages.cluster import (
-    Demand,
-    Lease,
-    LeaseKind,
-    Node,
-    NodeState,
-)
+from stoker_wire.messages.cluster import Demand, Lease, LeaseKind, Node, NodeState
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.control import KvEntry, Page, RetentionStatus
 from stoker_wire.messages.groups import (

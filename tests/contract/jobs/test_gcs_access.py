@@ -7,6 +7,7 @@ import contextlib
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from stoker_gcs.registry import access
@@ -31,6 +32,7 @@ from stoker_wire.messages.control import (
     Token,
 )
 from stoker_wire.messages.work import (
+    DETACHED_JOB,
     Actor,
     AttachDriver,
     CreateActor,
@@ -243,6 +245,37 @@ async def test_a_job_changes_what_is_its_own_or_of_its_children_and_sees_what_it
     await job.call("POST", f"/v1/kv/{one.namespace}", KvPut(key="k", value=b"v"), reply=KvReply)
 
 
+async def test_nobody_gets_the_rights_of_others_by_a_detached_actor(
+    client: Client, as_: As
+) -> None:
+    signer = TokenSigner(TOKEN)
+    jobs, services = {}, {}
+    for name in ("alice", "bob"):
+        person = await as_(name)
+        jobs[name] = job = await attach(person)
+        made = await create_actor(person, job, name="svc", detached=True)
+        services[name] = await as_(token=signer.job(DETACHED_JOB, made.actor_id))
+        with pytest.raises(ForbiddenError, match="which is for detached actors"):
+            await create_actor(
+                person,
+                msgspec.structs.replace(job, job_id=DETACHED_JOB, namespace=name),
+                actor_id="a_x",
+            )
+    of_none = msgspec.structs.replace(jobs["alice"], job_id=DETACHED_JOB)
+    child = await create_actor(services["alice"], of_none, actor_id="a_child")
+    assert child.origin_job_id == jobs["alice"].job_id
+    path = f"/v1/actors/{child.actor_id}"
+    assert (await services["alice"].call("GET", path, reply=Actor)).actor_id == child.actor_id
+    childs = await as_(token=signer.job(DETACHED_JOB, child.actor_id))
+    seen = await childs.call("GET", "/v1/jobs", reply=Page[Job])
+    assert [one.job_id for one in seen.items] == [jobs["alice"].job_id]
+    for method, where in (("GET", path), ("POST", f"{path}/kill")):
+        with pytest.raises(ForbiddenError):
+            await services["bob"].call(method, where, None if method == "GET" else KillActor())
+    found = await services["bob"].call("GET", "/v1/actors", reply=Page[Actor])
+    assert child.actor_id not in {one.actor_id for one in found.items}
+
+
 async def test_the_token_of_a_job_dies_with_it(as_: As, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "GRACE_S", 0.2)
     job = await attach(await as_("alice"))
@@ -270,12 +303,15 @@ async def test_a_revoked_token_ends_what_is_open_and_the_jobs_of_its_drivers(
     submitted = await alice.call("POST", "/v1/jobs", SubmitJob(entrypoint="true"), reply=Job)
     [token] = (await client.call("GET", "/v1/tokens", reply=Page[Token])).items
 
+    open_ = asyncio.Event()
+
     async def watch() -> None:
-        async for _ in alice.watch("/v1/events", since=1 << 40):
-            raise AssertionError("nothing comes")
+        async for _ in alice.watch("/v1/events"):
+            open_.set()
 
     watching = asyncio.create_task(watch())
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(10):
+        await open_.wait()
     await client.call("DELETE", f"/v1/tokens/{token.token_id}", reply=Token)
     async with asyncio.timeout(10):
         with pytest.raises(UnauthorizedError, match="user alice was revoked"):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from stoker_wire.messages.control import CreateToken, PersonRole, Token
-from tests.e2e._cluster import environment, head, http, run_driver
+from tests.e2e._cluster import cli, head, http, run_driver
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -80,6 +79,40 @@ def test_users_share_a_namespace_and_no_process_of_theirs_has_the_secret(
     assert "user eve may not use 'team'" in eve.stderr
 
 
+CACHED = """
+    import stoker
+    from stoker.runtime import current
+    from stoker_wire.messages.objects import new_detached_id
+    stoker.init()
+
+    @stoker.remote(cache="cluster", cache_key="answer")
+    def answer():
+        return "asked for"
+
+    @stoker.remote
+    def plant():
+        runtime = current.runtime()
+        objects = runtime.objects.detached
+        from stoker.runtime.objects.detached import Durability
+        planted = new_detached_id(NAMESPACE + " answer")
+        objects.store(planted, objects.packed("planted"), "planted", name="x", durability=Durability())
+
+    if PLANTS:
+        stoker.get(plant.remote())
+    print(stoker.get(answer.remote()))
+"""
+
+
+def test_nobody_finds_what_another_user_has_made_under_the_id_of_a_cached_result(
+    cluster: LocalCluster,
+) -> None:
+    for name, plants in (("mallory", "True"), ("", "False")):
+        program = CACHED.replace("NAMESPACE", "'stoker.cache'").replace("PLANTS", plants)
+        secret = token(cluster, name) if name else cluster.info.token
+        done = run_driver(cluster, program, STOKER_TOKEN=secret)
+        assert done.stdout.split("\n")[0] == "asked for", done.stderr
+
+
 def test_a_submitted_job_has_a_token_of_its_own(cluster: LocalCluster) -> None:
     job = """
         import os
@@ -95,37 +128,26 @@ def test_a_submitted_job_has_a_token_of_its_own(cluster: LocalCluster) -> None:
     assert cluster.info.token not in shown.stdout
 
 
-def stoker(cluster: LocalCluster, *args: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *args],
-        env=environment(cluster, **more),
-        capture_output=True,
-        text=True,
-        timeout=40,
-        check=False,
-    )
-
-
 def test_the_command_line_makes_lists_and_revokes_tokens(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     file = tmp_path / "dave"
-    made = stoker(cluster, "token", "create", "dave", "--expires-in", "30d", "--output", str(file))
+    made = cli(cluster, "token", "create", "dave", "--expires-in", "30d", "--output", str(file))
     assert made.returncode == 0, made.stderr
     assert file.stat().st_mode & 0o777 == 0o600
     [dave] = [
         one
-        for one in json.loads(stoker(cluster, "token", "list", "--json").stdout)
+        for one in json.loads(cli(cluster, "token", "list", "--json").stdout)
         if one["name"] == "dave"
     ]
     assert (dave["role"], dave["namespaces"], dave["secret"]) == ("user", ["dave"], "")
     secret = file.read_text().strip()
-    assert stoker(cluster, "list", "jobs", STOKER_TOKEN=secret).returncode == 0
+    assert cli(cluster, "list", "jobs", STOKER_TOKEN=secret).returncode == 0
     for refused in (("token", "list"), ("token", "create", "eve"), ("queue", "create", "q")):
-        shown = stoker(cluster, *refused, STOKER_TOKEN=secret)
+        shown = cli(cluster, *refused, STOKER_TOKEN=secret)
         assert (shown.returncode, "is not for user dave" in shown.stderr) == (1, True), shown.stderr
-    assert stoker(cluster, "token", "revoke", dave["token_id"]).returncode == 0
-    shown = stoker(cluster, "list", "jobs", STOKER_TOKEN=secret)
+    assert cli(cluster, "token", "revoke", dave["token_id"]).returncode == 0
+    shown = cli(cluster, "list", "jobs", STOKER_TOKEN=secret)
     assert "user dave was revoked" in shown.stderr
-    shown = stoker(cluster, "token", "create", "x", "--expires-in", "soon")
+    shown = cli(cluster, "token", "create", "x", "--expires-in", "soon")
     assert (shown.returncode, "write it like 30m" in shown.stderr) == (2, True)

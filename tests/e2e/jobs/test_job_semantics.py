@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import pytest
 
 from stoker.jobs import JobState, JobSubmissionClient
 from stoker_wire.errors import NameTakenError
-from tests.e2e._cluster import environment, head
+from tests.e2e._cluster import cli, head
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -33,17 +32,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 @pytest.fixture
 def client(cluster: LocalCluster) -> JobSubmissionClient:
     return JobSubmissionClient(cluster.info.gcs_url, cluster.info.token)
-
-
-def cli(cluster: LocalCluster, *args: str) -> Any:
-    return subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *args],
-        env=environment(cluster),
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
 
 
 def test_a_failed_driver_is_run_again_with_nothing_left_of_the_attempt_before(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e._cluster import environment, head, run_driver
+from tests.e2e._cluster import cli, head, run_driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,17 +42,6 @@ def run():
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     with head(tmp_path_factory.mktemp("s"), num_cpus=2) as made:
         yield made
-
-
-def cli(cluster: LocalCluster, *args: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "stoker.cli", *args],
-        env=environment(cluster, **more),
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
 
 
 def numbers(text: str, word: str) -> list[int]:

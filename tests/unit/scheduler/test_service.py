@@ -27,6 +27,7 @@ from stoker_wire.errors import (
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.cluster import (
+    ActorSpec,
     BlockLease,
     ClusterResources,
     Demand,
@@ -581,6 +582,12 @@ async def test_a_job_has_no_say_in_the_leases_of_another(setup: Setup) -> None:
     ):
         with pytest.raises(ForbiddenError, match=f"{lease_id} is not job job_2's"):
             await intrusion
+    spec = ActorSpec(actor_id="a_1", incarnation=0, class_name="A", payload=b"")
+    request = LeaseRequest(
+        request_id="r_x", owner_id="p_2", demand=Demand(job_id="job_2", resources={}), actor=spec
+    )
+    with pytest.raises(ForbiddenError, match="may not start actors and drivers"):
+        await setup.client.call("POST", "/v1/leases", request)
     [own] = (await setup.ask(job="job_2", owner="p_2", CPU=1.0)).granted
     await setup.release(own.lease.lease_id)
     setup.client = root

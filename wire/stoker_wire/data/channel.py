@@ -23,7 +23,13 @@ from stoker_wire import version
 from stoker_wire.data.frame_socket import Frame, FrameSocket, length_prefix
 from stoker_wire.data.frames import FrameCodec
 from stoker_wire.data.keep_alive import keep_alive
-from stoker_wire.errors import BadRequestError, ProtocolError, StokerError, UnavailableError
+from stoker_wire.errors import (
+    BadRequestError,
+    ForbiddenError,
+    ProtocolError,
+    StokerError,
+    UnavailableError,
+)
 from stoker_wire.http.client.port_owner import check_port_owner
 from stoker_wire.messages.data import DataMessage, Hello, Template
 from stoker_wire.tls.contexts import context_for, tls_error
@@ -227,6 +233,11 @@ async def _upgrade(sock: socket.socket | TlsSocket, where: str, authorization: s
         ) from None
     head, _, rest = answer.partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1:2]
+    if status == [b"401"]:
+        raise ForbiddenError(
+            f"{where} takes no channel of this job: it is of another user's\n"
+            "jobs of two users meet in a namespace that both may use: stoker token create --namespace"
+        )
     if status != [b"101"]:
         said = status[0].decode(errors="replace") if status else "nothing that is HTTP"
         raise StokerError(f"{where} refused the data channel: HTTP {said}")

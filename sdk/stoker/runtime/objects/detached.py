@@ -140,13 +140,14 @@ class DetachedObjects:
                 )
         return packed
 
-    def find(self, object_id: str) -> Location | None:
-        """Return from where an object can be read; None if that is not known now.
+    def find(self, object_id: str, *, namespace: str) -> Location | None:
+        """Return from where an object of ``namespace`` can be read; None if that is not known now.
 
-        It is nowhere, or not written yet, perhaps by one that died while at it: nobody is waited for.
+        It is nowhere, or not written yet, perhaps by one that died while at it: nobody is waited for. One of
+        another namespace is not it: whoever can compute an id can make an object of that id.
         """
         try:
-            return self._io.run(self.locate(object_id, retry=False), _COPY_S)
+            return self._io.run(self.locate(object_id, retry=False, namespace=namespace), _COPY_S)
         except StokerError:
             return None
 
@@ -216,18 +217,21 @@ class DetachedObjects:
     def get_ref(self, name: str, namespace: str | None) -> ObjectRef[Any]:
         """Return a ref to the detached object of a name; NotFoundError if there is none."""
         where = namespace or self._job.namespace
-        path = "/v1/detached-objects"
-        page = self._call("GET", path, None, Page[DetachedObject], query={"name": name})
-        named = {one.namespace: one for one in page.items}
-        if where not in named:
-            fix = f"stoker.put(value, lifetime='detached', name={name!r}) makes it"
-            if named:
-                others = ", ".join(sorted(named)[:_OTHERS])
-                fix = f"there is one in namespace {others}: give namespace=, here or to init()"
-            raise NotFoundError(
-                f"there is no detached object {name!r} in namespace {where!r}\n{fix}", field="name"
-            )
-        return self.import_ref(named[where].object_id)
+        for found in self._named(name=name, namespace=where):
+            return self.import_ref(found.object_id)
+        fix = f"stoker.put(value, lifetime='detached', name={name!r}) makes it"
+        if others := sorted({one.namespace for one in self._named(name=name)}):
+            others_text = ", ".join(others[:_OTHERS])
+            fix = f"there is one in namespace {others_text}: give namespace=, here or to init()"
+        raise NotFoundError(
+            f"there is no detached object {name!r} in namespace {where!r}\n{fix}", field="name"
+        )
+
+    def _named(self, **query: str) -> tuple[DetachedObject, ...]:
+        page: Page[DetachedObject] = self._call(
+            "GET", "/v1/detached-objects", None, Page[DetachedObject], query=query
+        )
+        return page.items
 
     def free(self, object_id: str) -> None:
         """Free a detached object everywhere; one that is freed already stays so."""
@@ -278,10 +282,13 @@ class DetachedObjects:
             location = encode_error(error)
         self.objects.settle(entry, location)
 
-    async def locate(self, object_id: str, without: str = "", *, retry: bool = True) -> Location:
+    async def locate(
+        self, object_id: str, without: str = "", *, retry: bool = True, namespace: str = ""
+    ) -> Location:
         """Return from where an object can be read; ``without`` is a node that has it no more.
 
-        One that is being written is waited for, with ``retry``. Raises ObjectFreedError, ObjectLostError.
+        One that is being written is waited for, with ``retry``. Raises ObjectFreedError, ObjectLostError,
+        and NotFoundError for one that is not of ``namespace``, if that is given.
         """
         path = f"/v1/detached-objects/{object_id}/locate"
         body = LocateObject(without=without)
@@ -291,6 +298,8 @@ class DetachedObjects:
             )
         except NotFoundError:
             raise ObjectFreedError(f"{object_id} was freed\nit is no detached object") from None
+        if namespace not in ("", found.object.namespace):
+            raise NotFoundError(f"{object_id} is not of namespace {namespace!r}")
         if found.value is not None:
             data, buffers = _decode(found.value)
             return Inline(data, tuple(Buffer(one) for one in buffers))

@@ -313,9 +313,7 @@ class Client:
     async def _is_ready(self, base: str) -> bool:
         try:
             async with self.session.get(
-                base + READY_PATH,
-                headers={"Accept": MSGPACK},
-                allow_redirects=False,
+                base + READY_PATH, headers={"Accept": MSGPACK}, allow_redirects=False
             ) as response:
                 return response.status < 300
         except (StokerError, aiohttp.ClientError, OSError):
@@ -394,11 +392,7 @@ class Client:
                 async with self.attend(base):
                     response = await stack.enter_async_context(
                         self.session.request(
-                            method,
-                            url,
-                            data=data,
-                            headers=headers,
-                            allow_redirects=False,
+                            method, url, data=data, headers=headers, allow_redirects=False
                         )
                     )
                     if response.status >= 300:

@@ -229,7 +229,7 @@ async def test_an_error_in_a_started_stream_breaks_the_connection(cluster: Clust
 
 @pytest.mark.parametrize(
     ("theirs", "accepted"),
-    [("3.0", True), ("3.2", True), ("3.3", False), ("4.0", False), ("2.9", False), ("x", False)],
+    [("4.0", True), ("4.1", True), ("4.2", False), ("3.1", False), ("5.0", False), ("x", False)],
 )
 async def test_protocols_may_be_one_minor_version_apart(
     cluster: Cluster, theirs: str, accepted: bool
@@ -249,7 +249,7 @@ async def test_protocols_may_be_one_minor_version_apart(
             assert problem["field"] == "Stoker-Protocol"
             return
         assert (reply.status, problem["code"]) == (409, ProtocolError.code)
-        older = "nodelet n_1" if theirs == "2.9" else "gcs"
+        older = "nodelet n_1" if theirs == "3.1" else "gcs"
         assert problem["detail"].endswith(f"upgrade {older}")
 
 
