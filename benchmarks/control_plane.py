@@ -35,6 +35,7 @@ from stoker_gcs.store.changes import Change, Upsert
 from stoker_gcs.store.opening import open_store
 from stoker_wire.data.spool import RANKS, TaskFacts, TaskRow, frames_of, pack_facts
 from stoker_wire.http.client.client import Client
+from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.events import EventKind, PastState
 from stoker_wire.messages.work import Actor, ActorState, TaskRecord, TaskState
@@ -229,7 +230,7 @@ async def add_events(url: str, count: int, actors: int) -> None:
     store = open_store(url)
     await store.start()
     async with Background("work") as work, Background("writers") as writers:
-        app = build_app(store, MemoryEphemeralStore(), settings, TOKEN, work)
+        app = build_app(store, MemoryEphemeralStore(), settings, TokenSigner(TOKEN), work)
         writers.spawn(app.state.writer.changes.run(), name="changes")
         await app.load()
         for start in range(0, count, PER_COMMIT):

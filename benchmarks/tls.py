@@ -162,7 +162,7 @@ class DataPath:
 
     async def _open(self, url: str, files: TlsFiles) -> Channel:
         peer, me = Address("w_1", "", "", "", url), Address("d_1", "", "", "", "")
-        channel = await connect(peer, path="", me=me, job_id="j_1", token="", tls=files)
+        channel = await connect(peer, path="", me=me, job_id="j_1", authorization="", tls=files)
         channel.start(self._take, lambda _: None, asyncio.get_running_loop().call_soon)
         return channel
 
