@@ -117,7 +117,9 @@ def _run(made: World, outcome: Outcome) -> None:
     if settled != verdict["calls"] and not outcome.broken:
         outcome.broken.append(f"{settled} of {verdict['calls']} calls ended")
     if outcome.failed_once and not fault.hurts:
-        outcome.broken.append(f"failed, and nothing that it needs died: {outcome.failed_once}")
+        outcome.broken.append(
+            f"failed, and nothing that it needs died: {outcome.failed_once}\n{verdict['first_failed']}"
+        )
     outcome.broken += unexplained(fault, driver.progress(), waits, over_s)
     for one in made.drivers:
         attempts = _history(made, one, outcome)

@@ -210,6 +210,8 @@ class Verdict:
     """Errors of calls with retries."""
     failed_once: Counter[str] = field(default_factory=Counter)
     """Errors of calls without, by class."""
+    first_failed: str = ""
+    """The first of these."""
     waits: dict[str, list[tuple[float, float, str]]] = field(default_factory=dict)
 
 
@@ -241,6 +243,7 @@ class Recorder:
         with self._lock:
             if call.once and isinstance(error, exceptions.WorkFailedError):
                 self.verdict.failed_once[type(error).__name__] += 1
+                self.verdict.first_failed = self.verdict.first_failed or text
             else:
                 self.verdict.refused.append(text)
             self._write("failed", call, type(error).__name__)

@@ -266,8 +266,8 @@ async def test_nobody_gets_the_rights_of_others_by_a_detached_actor(
     assert child.origin_job_id == jobs["alice"].job_id
     path = f"/v1/actors/{child.actor_id}"
     assert (await services["alice"].call("GET", path, reply=Actor)).actor_id == child.actor_id
-    childs = await as_(token=signer.job(DETACHED_JOB, child.actor_id))
-    seen = await childs.call("GET", "/v1/jobs", reply=Page[Job])
+    of_child = await as_(token=signer.job(DETACHED_JOB, child.actor_id))
+    seen = await of_child.call("GET", "/v1/jobs", reply=Page[Job])
     assert [one.job_id for one in seen.items] == [jobs["alice"].job_id]
     for method, where in (("GET", path), ("POST", f"{path}/kill")):
         with pytest.raises(ForbiddenError):

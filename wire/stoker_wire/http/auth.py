@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker_wire.errors import OpenBindError, StartError
-from stoker_wire.process.files.secret_files import is_mounted
+from stoker_wire.process.files.secret_files import check_private
 
 if TYPE_CHECKING:
     from stoker_wire.settings import Settings
@@ -84,9 +84,7 @@ def load_token(path: str | Path) -> str:
     path = Path(path).expanduser()
     try:
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if not is_mounted(path):
-                _check_private(path, status.st_uid, stat.S_IMODE(status.st_mode))
+            check_private(path, file, holds="the cluster's token")
             token = file.read(4096).decode("ascii", "replace").strip()
     except OSError as error:
         raise StartError(
@@ -97,19 +95,6 @@ def load_token(path: str | Path) -> str:
     if not token:
         raise StartError(f"{path} is empty\ndelete it, and a new token is made at the next start")
     return token
-
-
-def _check_private(path: Path, uid: int, mode: int) -> None:
-    if uid not in (os.geteuid(), 0):
-        raise StartError(
-            f"{path} belongs to another user (uid {uid}), who knows or chose the token in it\n"
-            f"run: chown {os.geteuid()} {path} if that is as it should be, or set STOKER_TOKEN_FILE"
-        )
-    if mode & 0o077:
-        raise StartError(
-            f"{path} is readable by other users (mode {mode:04o}) and holds the cluster's token\n"
-            f"run: chmod 600 {path}"
-        )
 
 
 def find_token(settings: Settings, *, host: str | None = None) -> str:

@@ -51,7 +51,9 @@ class SiteGuard:
         origin = headers.get("Origin")
         if origin is not None and not self._same_site(origin, host):
             raise ForbiddenError(
-                f"requests from the web origin {origin[:100]!r} are refused", field="Origin"
+                f"requests from the web origin {origin[:100]!r} are refused\n"
+                "add its host to STOKER_ALLOWED_HOSTS if pages from there are meant to call",
+                field="Origin",
             )
 
     def _same_site(self, origin: str, host: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import quote, urlsplit
 
 from stoker_wire.errors import StartError
@@ -21,17 +22,30 @@ def is_mounted(path: Path) -> bool:
     return path.resolve().is_relative_to(MOUNTS)
 
 
+def check_private(path: Path, file: BinaryIO, *, holds: str) -> None:
+    """Raise StartError if ``path``, opened as ``file``, is another user's or others can read it."""
+    if is_mounted(path):
+        return
+    status = os.fstat(file.fileno())
+    if status.st_uid not in (os.geteuid(), 0):
+        raise StartError(
+            f"{path} belongs to another user (uid {status.st_uid}), who knows or chose {holds} in it\n"
+            f"run: chown {os.geteuid()} {path} if that is as it should be, or name another file"
+        )
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        raise StartError(
+            f"{path} is readable by other users (mode {mode:04o}) and holds {holds}\n"
+            f"run: chmod 600 {path}"
+        )
+
+
 def read_secret(path: str | Path) -> str:
-    """Return what is in ``path``; StartError if it is absent, empty, or readable by other users."""
+    """Return what is in ``path``; StartError if it is absent, empty, another's, or others can read it."""
     path = Path(path).expanduser()
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077 and not is_mounted(path):
-                raise StartError(
-                    f"{path} is readable by other users (mode {mode:04o}) and holds a password\n"
-                    f"run: chmod 600 {path}"
-                )
+            check_private(path, file, holds="a password")
             secret = file.read(4096).decode("utf-8", "replace").strip()
     except OSError as error:
         raise StartError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,6 +59,17 @@ def test_an_absent_an_empty_and_an_open_file_say_what_to_do(secret: Path, tmp_pa
     secret.write_text("\n")
     secret.chmod(0o600)
     with pytest.raises(StartError, match="is empty"):
+        read_secret(secret)
+
+
+def test_a_password_that_another_user_chose_is_refused(
+    secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret.chmod(0o600)
+    if (mine := os.geteuid()) == 0:
+        os.chown(secret, 1001, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1000)
+    with pytest.raises(StartError, match=f"(?s)another user.*chown {mine + 1000} {secret}"):
         read_secret(secret)
 
 
