@@ -24,7 +24,7 @@ from stoker.runtime.worker.actor_exit import moved_reason, noticed_reason
 from stoker.runtime.worker.output import mark_output
 from stoker_wire.data import channel
 from stoker_wire.data.frames import FrameCodec
-from stoker_wire.errors import ConflictError, NotFoundError
+from stoker_wire.errors import ConflictError, ForbiddenError, NotFoundError
 from stoker_wire.http.auth import Credential, is_loopback
 from stoker_wire.http.codec import Codec
 from stoker_wire.http.problems import problem_response
@@ -110,17 +110,30 @@ class _Worker:
         return self._runtime.worker
 
     async def register(self, boot: WorkerBoot) -> None:
-        """Register this worker's address at the nodelet, and apply the setup that it answers with."""
-        setup = await self._runtime.clients.client_of(boot.nodelet_url).call(
-            "POST",
-            "/v1/workers/register",
-            RegisterWorker(
-                worker_id=boot.worker_id, pid=os.getpid(), address=self._runtime.channels.address
-            ),
-            reply=WorkerSetup,
-            timeout_s=_REGISTER_S,
-        )
-        self._apply(setup)
+        """Register this worker's address at the nodelet, and apply the setup that it answers with.
+
+        An answer that was lost is asked for again. Meanwhile the nodelet knows this worker: it may have
+        assigned it, with the token of that job, which registers nobody, and then the answer is old.
+        """
+        job = self._runtime.job
+        try:
+            setup = await self._runtime.clients.client_of(boot.nodelet_url).call(
+                "POST",
+                "/v1/workers/register",
+                RegisterWorker(
+                    worker_id=boot.worker_id,
+                    pid=os.getpid(),
+                    address=self._runtime.channels.address,
+                ),
+                reply=WorkerSetup,
+                timeout_s=_REGISTER_S,
+            )
+        except ForbiddenError:
+            if job.lease is None:
+                raise
+        else:
+            if job.lease is None:
+                self._apply(setup)
 
     async def assign(self, request: web.Request) -> web.StreamResponse:
         """Answer ``POST /v1/assign``: work for another lease."""
