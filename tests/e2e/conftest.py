@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stoker
+from tests.e2e._flags import Flags
 from tests.e2e.nodelet.nodelet_harness import FakeGcs, Nodelet, start_nodelet
-from tests.services import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -59,14 +59,21 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Four CPUs, two fake GPUs, two units of "disk", one label."""
+    """Four CPUs, two fake GPUs, two units of "disk", one label; or that behind a gateway."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOKER_SESSION_ROOT", str(tmp_path_factory.mktemp("s")))
         patch.setenv("STOKER_INFEASIBLE_GRACE_S", GRACE_S)
         patch.setenv("STOKER_LEASE_IDLE_S", "0.1")
-        info = stoker.init(
-            num_cpus=4, num_gpus=2, resources={"disk": 2}, labels={"zone": "north"}, namespace="e2e"
-        )
+        if gateway := os.environ.get("STOKER_TEST_GATEWAY"):
+            info = stoker.init(gateway, token=os.environ["STOKER_TEST_TOKEN"], namespace="e2e")
+        else:
+            info = stoker.init(
+                num_cpus=4,
+                num_gpus=2,
+                resources={"disk": 2},
+                labels={"zone": "north"},
+                namespace="e2e",
+            )
         try:
             yield Cluster(info)
         finally:
@@ -77,38 +84,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def flags(tmp_path: Path) -> Flags:
     """Files by which a test and its tasks tell each other how far they are."""
     return Flags(tmp_path)
-
-
-class Flags:
-    """Named events between processes of one machine, and what was said with them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def raise_(self, name: str, text: object = "") -> None:
-        """Make the event happen."""
-        part = self.folder / f".{name}.{os.getpid()}"
-        part.write_text(str(text))
-        part.rename(self.folder / name)
-
-    def is_up(self, name: str) -> bool:
-        """Whether it happened."""
-        return (self.folder / name).exists()
-
-    def wait(self, name: str, timeout_s: float = WAIT_S) -> str:
-        """Wait for the event; return its text."""
-        until(lambda: self.is_up(name), timeout_s, f"{name} happens")
-        return (self.folder / name).read_text()
-
-    def note(self, name: str, text: object = "x") -> None:
-        """Add a line to a list that several processes write."""
-        with open(self.folder / name, "a") as file:
-            file.write(f"{text}\n")
-
-    def notes(self, name: str) -> list[str]:
-        """The lines so far."""
-        path = self.folder / name
-        return path.read_text().splitlines() if path.exists() else []
 
 
 @pytest.fixture

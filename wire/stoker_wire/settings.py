@@ -216,6 +216,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     spread_threshold: Annotated[
         float, Meta(ge=0, le=1, description="utilisation up to which the hybrid policy packs nodes")
     ] = 0.5
+    gateway_min_port: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=65535,
+            description="lowest port of a node, beside its nodelet's own, to which a gateway connects "
+            "people: that from which on the kernel gives ports out",
+        ),
+    ] = 32768
     driver_reconnect_s: Annotated[
         float, Meta(ge=0, description="how long a job survives a lost driver session")
     ] = 3.0

@@ -22,6 +22,7 @@ from stoker_wire.messages.control import (
     RetentionStatus,
     ReviewChannel,
     Token,
+    Whoami,
 )
 from stoker_wire.messages.queries import ResignQuery
 
@@ -57,6 +58,18 @@ async def create_token(app: GcsApp, req: Request) -> Token:
 
 async def list_tokens(app: GcsApp, req: Request) -> Page[Token]:
     return await app.tokens.page(req.query)
+
+
+async def whoami(app: GcsApp, req: Request) -> Whoami:
+    sender = req.principal
+    return Whoami(
+        role=sender.role,
+        name=sender.name,
+        job_id=sender.job_id,
+        namespaces=sender.namespaces,
+        token_id=sender.token_id,
+        expires_at_s=sender.expires_at_s,
+    )
 
 
 async def review_channel(app: GcsApp, req: Request) -> ChannelReview:
@@ -131,6 +144,14 @@ ROUTES = (
         reply=Page[Token],
         roles=ADMINS,
         summary="List tokens",
+    ),
+    Route(
+        "GET",
+        "/v1/whoami",
+        whoami,
+        reply=Whoami,
+        roles=READERS,
+        summary="Get whom the request's token is for",
     ),
     Route(
         "POST",

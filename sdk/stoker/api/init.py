@@ -25,6 +25,7 @@ from stoker_wire.ids import Prefix, new_id
 if TYPE_CHECKING:
     from stoker.local.cluster import LocalCluster
     from stoker.local.sessions import LocalInfo
+    from stoker.runtime.net.http import HttpClient
     from stoker.runtime.runtime import Runtime
     from stoker_wire.messages.common import RuntimeEnv
     from stoker_wire.settings import Settings
@@ -73,7 +74,8 @@ def init(
     Without ``address`` (and without ``STOKER_ADDRESS``) a cluster is started on this machine, with
     ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``; it ends with this
     process. ``"http://host:port"`` (of several replicas with commas between) joins one that runs (its
-    token from ``token`` or ``STOKER_TOKEN``), and ``"auto"`` that of ``STOKER_ADDRESS``, else the newest
+    token from ``token`` or ``STOKER_TOKEN``): that of its gcs from a machine that reaches all nodes,
+    that of its gateway from anywhere. And ``"auto"`` that of ``STOKER_ADDRESS``, else the newest
     that ``stoker start --head`` started here. All that this driver starts waits in ``queue``
     (``stoker queue list``), with ``priority`` added to its own. Raises UnavailableError where a
     cluster's scheduler cannot be reached.
@@ -158,6 +160,15 @@ def _init_remote(address: str, token: str | None, driver_options: _DriverOptions
 
     target = resolve(address, token, embedded=False)
     client = HttpClient(target.address, token=target.token, timeout_s=_JOIN_S)
+    if _is_gateway(client):
+        return _connect(
+            target.address,
+            target.token,
+            None,
+            driver_options,
+            tcp_host=None,
+            gateway_url=target.address,
+        )
     nodes = client.call("GET", "/v1/nodes", reply=Page[Node], query={"limit": 1000}).items
     host_id = host_identity.host_id()
     local_nodes = [n for n in nodes if n.host_id == host_id and n.state is not NodeState.DEAD]
@@ -170,6 +181,18 @@ def _init_remote(address: str, token: str | None, driver_options: _DriverOptions
     away = [url for url in urls_of(target.address) if not is_loopback(urlsplit(url).hostname or "")]
     tcp_host = _local_address(away[0]) if away else None
     return _connect(target.address, target.token, node, driver_options, tcp_host=tcp_host)
+
+
+def _is_gateway(client: HttpClient) -> bool:
+    """Return whether a gateway is what answers: this process is outside of the cluster's network."""
+    from stoker.exceptions import NotFoundError
+    from stoker_wire.gateway.protocol import GATEWAY_PATH, GatewayInfo
+
+    try:
+        client.call("GET", GATEWAY_PATH, reply=GatewayInfo)
+    except NotFoundError:
+        return False
+    return True
 
 
 def _local_address(url: str) -> str:
@@ -187,6 +210,7 @@ def _connect(
     options: _DriverOptions,
     *,
     tcp_host: str | None,
+    gateway_url: str = "",
     head: LocalCluster | None = None,
 ) -> ClusterInfo:
     from stoker.runtime.driver.driver import Driver
@@ -205,10 +229,12 @@ def _connect(
         peer_id=peer_id,
         gcs_url=gcs_url,
         credential=Credential(token),
-        host_id=host_identity.host_id(),
+        # Outside there is no memory that is shared with a node, even where it is of this machine.
+        host_id="" if gateway_url else host_identity.host_id(),
         node=node,
         socket_path=socket_path,
         tcp_host=tcp_host,
+        gateway_url=gateway_url,
     )
     runtime = Runtime(identity, settings)
     runtime.start()

@@ -103,6 +103,20 @@ def _write(path: Path, secret: str) -> None:
         file.write(f"{secret}\n")
 
 
+@token.command("whoami")
+@cluster_options
+def whoami(address: str | None, token: str | None, as_json: bool) -> None:
+    """Show whose the token is that is used here, and what it may."""
+    from stoker_wire.messages.control import Whoami
+
+    me = http_client(address, token).call("GET", "/v1/whoami", reply=Whoami)
+    if as_json:
+        print_json(me)
+        return
+    until = "never expires" if me.expires_at_s is None else f"expires {in_(me.expires_at_s)}"
+    echo(f"{me.role} {me.job_id or me.name}, namespaces {', '.join(me.namespaces)}, {until}")
+
+
 @token.command("list")
 @cluster_options
 @click.option("--all", "show_all", is_flag=True, help="Also those that are revoked.")

@@ -190,6 +190,8 @@ class ClusterSpec(TypedDict, total=False):
     """Loopback unless given."""
     port: int
     """0 takes a free one."""
+    gateway_port: int
+    """Of a head: that of its gateway, which there is only if this is given."""
     session_dir: str | Path | None
     """A new one unless given."""
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from stoker.local.gateway_process import GatewayProcess
 from stoker.local.options import json_object, parser
 from stoker.local.sessions import (
     DATABASE_NAME,
@@ -211,7 +212,12 @@ async def _serve_head(
             nodelet = group.create_task(nodelet_ready())
     except ExceptionGroup as failed:
         raise first_cause(failed) from failed
-    return _info(session, "head", gcs.url, scheduler.result().url, nodelet.result(), embedded)
+    info = _info(session, "head", gcs.url, scheduler.result().url, nodelet.result(), embedded)
+    if options.gateway_port is None:
+        return info
+    gateway = GatewayProcess(settings, gcs.url, options.gateway_port)
+    running.append(await gateway.start())
+    return msgspec.structs.replace(info, gateway_url=gateway.url)
 
 
 async def _serve_node(

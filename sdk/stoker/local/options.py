@@ -31,6 +31,8 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("--session-dir", type=Path)
         each.add_argument("--ready-fd", type=int, help="where to write one JSON line when ready")
         each.add_argument("--lifeline-fd", type=int, help="stop when this reaches its end")
+        if mode == "head":
+            each.add_argument("--gateway-port", type=int, help="port of a gateway; 0: a free one")
         if mode == "node":
             each.add_argument("--address", required=True, help="URL of the gcs to join")
     return root

@@ -60,6 +60,7 @@ class LocalInfo(msgspec.Struct, frozen=True, kw_only=True):
     session_dir: str
     token_file: str
     pid: int
+    gateway_url: str = ""
     pid_started: str = ""
     role: str = "head"
     embedded: bool = False

@@ -19,6 +19,7 @@ from stoker.runtime.job import JobContext
 from stoker.runtime.net.channels import Channels
 from stoker.runtime.net.clients import ClusterClients
 from stoker.runtime.net.direct_reader import DirectReader
+from stoker.runtime.net.gateway_port import GatewayPort
 from stoker.runtime.net.task_events import TaskEvents
 from stoker.runtime.objects.detached import DetachedObjects
 from stoker.runtime.objects.store import ObjectStore
@@ -73,6 +74,7 @@ class Runtime:
         """The execution of others' calls, in a worker."""
         self._job_id = job_id
         self._notices: WaitNotices | None = None
+        self._port: GatewayPort | None = None
 
     def start(self, routes: dict[tuple[str, str], Handler] | None = None) -> None:
         """Start the loop thread and all parts; return when others can reach this process."""
@@ -84,7 +86,12 @@ class Runtime:
         arena = Arena(identity.node.arena_dir) if identity.node is not None else None
         self.clients = clients = ClusterClients(identity, settings, io, arena)
         self.job = job = JobContext(identity, io, clients, self._job_id)
-        self.channels = channels = Channels(identity, io, settings, clients.tls)
+        if clients.gateway is not None:
+            self._port = GatewayPort(clients.gateway, identity.peer_id)
+            await self._port.open()
+        self.channels = channels = Channels(
+            identity, io, settings, clients.tls, clients.gateway, self._port
+        )
         self.events = events = TaskEvents(identity, io, clients, enabled=settings.task_history)
         address, gcs = channels.address, clients.gcs
         calls = CallTable()

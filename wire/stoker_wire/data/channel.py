@@ -36,6 +36,7 @@ from stoker_wire.tls.contexts import context_for, tls_error
 from stoker_wire.tls.socket import TlsSocket, client_socket
 
 if TYPE_CHECKING:
+    from stoker_wire.gateway.route import GatewayRoute
     from stoker_wire.messages.common import Address
     from stoker_wire.tls.files import TlsFiles
 
@@ -150,12 +151,13 @@ async def connect(
     job_id: str,
     authorization: str,
     tls: TlsFiles,
+    gateway: GatewayRoute | None = None,
 ) -> Channel:
-    """Open a channel to ``address``, by its Unix ``path`` or else by TCP (and TLS), and shake hands."""
+    """Open a channel to ``address``, by its Unix ``path``, the gateway or TCP (and TLS), and shake hands."""
     where = path or address.url
     sock: socket.socket | TlsSocket
     try:
-        sock = await _connected(path, address.url, tls)
+        sock = await _connected(path, address.url, tls, gateway)
     except OSError as error:
         if isinstance(error, StokerError):
             raise
@@ -170,9 +172,13 @@ async def connect(
         raise
 
 
-async def _connected(path: str, url: str, tls: TlsFiles) -> socket.socket | TlsSocket:
+async def _connected(
+    path: str, url: str, tls: TlsFiles, gateway: GatewayRoute | None
+) -> socket.socket | TlsSocket:
     loop = asyncio.get_running_loop()
     context, parts = None, urlsplit(url)
+    if gateway is not None and not path:
+        return await gateway.open_socket(parts.hostname or "", parts.port or 80)
     if path:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         target: str | tuple[object, ...] = path

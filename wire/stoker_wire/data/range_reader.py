@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from stoker_wire.http.problems import error_of
 from stoker_wire.tls.contexts import context_for, tls_error
 
 if TYPE_CHECKING:
+    from stoker_wire.gateway.route import GatewayRoute
     from stoker_wire.tls.files import TlsFiles
 
 CHUNK_NBYTES = 32 << 20
@@ -49,7 +51,9 @@ class RangeReader:
         peer: str,
         tls: TlsFiles,
         stall_s: float = STALL_S,
+        gateway: GatewayRoute | None = None,
     ) -> None:
+        self._gateway = gateway
         self._url = url
         self._tls = tls
         self._stall_s = stall_s
@@ -119,11 +123,26 @@ class RangeReader:
             self._http.close()
 
     def _connection(self) -> http.client.HTTPConnection:
-        parts, context = urlsplit(self._url), context_for(self._url, self._tls)
+        parts = urlsplit(self._url)
         host, timeout_s = parts.hostname or "", self._stall_s
+        if self._gateway is not None:
+            return _JoinedConnection(self._gateway, host, parts.port or 80, timeout_s)
+        context = context_for(self._url, self._tls)
         if context is None:
             return PlainConnection(host, parts.port or 80, timeout=timeout_s)
         return http.client.HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
+
+
+class _JoinedConnection(http.client.HTTPConnection):
+    """A connection of the standard library's client that a gateway has joined."""
+
+    def __init__(self, gateway: GatewayRoute, host: str, port: int, timeout_s: float) -> None:
+        super().__init__(host, port, timeout=timeout_s)
+        self._open = partial(gateway.open_blocking, host, port, timeout_s)
+
+    def connect(self) -> None:
+        """Have the gateway join it; raises what that answers."""
+        self.sock = self._open()
 
 
 def _notice_death(connection: socket.socket) -> None:

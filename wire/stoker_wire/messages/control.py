@@ -16,6 +16,7 @@ from stoker_wire.messages.common import (
     PositiveSeconds,
     Record,
     Resources,
+    Role,
 )
 
 T = TypeVar("T")
@@ -176,6 +177,21 @@ class Token(Record):
     expires_at_s: float | None = None
     revoked: bool = False
     secret: str = ""
+
+
+class Whoami(Record):
+    """The sender of a request, as its token says: a person, a service, or a process of a job.
+
+    ``name`` is that of a person or a service, and of a job that of its user. ``namespaces`` are those that
+    it may use (``*``: all).
+    """
+
+    role: Role
+    name: str = ""
+    job_id: str = ""
+    namespaces: tuple[str, ...] = ()
+    token_id: str = ""
+    expires_at_s: float | None = None
 
 
 class ReviewChannel(Message):

@@ -31,6 +31,11 @@ _POLL_S = 0.02
 @click.option("--address", metavar="URL", help="Join the cluster at URL with one more node.")
 @token_options
 @node_options
+@click.option(
+    "--gateway-port",
+    type=click.IntRange(0, 65535),
+    help="With --head: also a gateway on this port, for people who reach no node. 0: a free one.",
+)
 @click.option("--block", is_flag=True, help="Stay in the foreground; Ctrl-C stops it.")
 @click.option("--timeout", "timeout_s", type=float, default=30.0, show_default=True,
               help="Seconds after which a start that is not done has failed.")  # fmt: skip
@@ -39,6 +44,7 @@ def start(
     head: bool,
     address: str | None,
     token: str | None,
+    gateway_port: int | None,
     block: bool,
     timeout_s: float,
     as_json: bool,
@@ -63,6 +69,10 @@ def start(
     if node["port"] is None:
         node["port"] = Settings.from_env().port or (DEFAULT_PORT if head else 0)
     spec = cluster_spec(**node)
+    if gateway_port is not None:
+        if address:
+            raise click.UsageError("--gateway-port is for --head: nodes have no gateway")
+        spec["gateway_port"] = gateway_port
     if address:
         from stoker.local.address import resolve
 
@@ -138,6 +148,11 @@ def _print_started(info: LocalInfo, as_json: bool) -> None:
         echo(f"  export STOKER_TOKEN=$(cat {info.token_file})")
         if info.gcs_url.startswith("https:"):
             echo("and STOKER_TLS_CA, STOKER_TLS_CERT, STOKER_TLS_KEY (docs/tls.md).")
+        if info.gateway_url:
+            echo(
+                "\nFrom outside of its network, where this port alone is reached (docs/gateway.md):"
+            )
+            echo(f"  export STOKER_ADDRESS={info.gateway_url}")
         echo("\nStop it with `stoker stop`.")
 
 

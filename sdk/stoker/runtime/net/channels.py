@@ -34,8 +34,10 @@ from stoker_wire.tls.contexts import check_listener, server_context
 from stoker_wire.tls.listener import TlsSite
 
 if TYPE_CHECKING:
+    from stoker.runtime.net.gateway_port import GatewayPort
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
+    from stoker_wire.gateway.route import GatewayRoute
     from stoker_wire.settings import Settings
     from stoker_wire.tls.files import TlsFiles
 
@@ -71,9 +73,19 @@ def _check_tls(identity: Identity, host: str, tls: TlsFiles) -> None:
 class Channels:
     """All open channels of this process, by peer id."""
 
-    def __init__(self, identity: Identity, io: IoThread, settings: Settings, tls: TlsFiles) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        io: IoThread,
+        settings: Settings,
+        tls: TlsFiles,
+        gateway: GatewayRoute | None = None,
+        port: GatewayPort | None = None,
+    ) -> None:
         self._identity = identity
         self._tls = tls
+        self._gateway = gateway
+        self._port = port
         self._io = io
         self._site = SiteGuard(settings)
         self._site.listens_on(identity.tcp_host)
@@ -83,7 +95,7 @@ class Channels:
             identity.node.node_id if identity.node else "",
             identity.host_id,
             identity.socket_path,
-            "",
+            port.url if port is not None else "",
         )
         if identity.tcp_host is not None:
             _check_tls(identity, identity.tcp_host, tls)
@@ -132,6 +144,9 @@ class Channels:
                 await TlsSite(self._runner, server_context(self._tls), sock=self._tcp).start()
             else:
                 await web.SockSite(self._runner, self._tcp).start()
+        if self._port is not None:
+            assert self._runner.server is not None
+            self._port.serve(self._runner.server)
 
     async def close_channels(self) -> None:
         """Close all channels, once what is posted on them has left."""
@@ -142,6 +157,8 @@ class Channels:
     async def close(self) -> None:
         """Close all channels (once what is posted on them has left) and stop listening."""
         await self.close_channels()
+        if self._port is not None:
+            await self._port.close()
         if self._runner is not None:
             await self._runner.cleanup()
         if self._identity.socket_path:
@@ -192,6 +209,7 @@ class Channels:
                     job_id=self._job.job_id,
                     authorization=auth.channel_authorization(self._identity.token, address.peer_id),
                     tls=self._tls,
+                    gateway=self._gateway,
                 )
         except TimeoutError:
             raise UnavailableError(

@@ -21,6 +21,7 @@ from stoker.exceptions import (
 )
 from stoker_wire.arena import Arena
 from stoker_wire.errors import DeadlineExceededError, UnavailableError
+from stoker_wire.gateway.route import GatewayRoute
 from stoker_wire.http.client.pool import ClientPool, LeaderClient
 from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
 from stoker_wire.messages.control import ChannelReview, Leader, ReviewChannel
@@ -55,7 +56,16 @@ class ClusterClients:
         self._settings = settings
         self.tls = files_of(settings)
         self._io = io
-        self._pool = ClientPool(token=identity.credential, peer=identity.peer_id, settings=settings)
+        self.gateway: GatewayRoute | None = None
+        """The way to services, nodes and workers, from outside of their network."""
+        if identity.gateway_url:
+            self.gateway = GatewayRoute(identity.gateway_url, identity.credential, self.tls)
+        self._pool = ClientPool(
+            token=identity.credential,
+            peer=identity.peer_id,
+            settings=settings,
+            gateway=self.gateway,
+        )
         self._leader = LeaderClient("scheduler", self._pool, self._leader_url)
         self._arenas: dict[str, Arena | None] = {}
         self._ask_again_s: dict[str, float] = {}

@@ -120,6 +120,7 @@ class RemoteReader:
             token=identity.credential,
             peer=identity.peer_id,
             tls=self._clients.tls,
+            gateway=self._clients.gateway,
         )
         alarm = None
         if deadline.at_s is not None:

@@ -22,7 +22,8 @@ class Identity:
     """A process's own id, the cluster that it talks to, and where it listens.
 
     ``credential`` holds the token of its job, once it has one. ``node`` is the nodelet with which it
-    shares memory, if there is one on its machine.
+    shares memory, if there is one on its machine. With ``gateway_url`` it is outside of the cluster's
+    network, and reaches it by that alone.
     """
 
     peer_id: str
@@ -32,6 +33,7 @@ class Identity:
     node: LocalNode | None
     socket_path: str
     tcp_host: str | None = None
+    gateway_url: str = ""
     is_worker: bool = False
 
     @property

@@ -17,7 +17,7 @@ from contextlib import (
     asynccontextmanager,
     nullcontext,
 )
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import aiohttp
 from yarl import URL
@@ -55,6 +55,9 @@ from stoker_wire.settings import Settings
 from stoker_wire.tls.contexts import context_for, tls_error
 from stoker_wire.tls.files import files_of
 
+if TYPE_CHECKING:
+    from stoker_wire.gateway.route import GatewayRoute
+
 T = TypeVar("T")
 
 _BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
@@ -91,8 +94,10 @@ class Client:
         unix_path: str | None = None,
         settings: Settings | None = None,
         max_connections: int = 256,
+        gateway: GatewayRoute | None = None,
     ) -> None:
         settings = settings or Settings()
+        self._gateway = gateway
         self._endpoints = Endpoints(base_url)
         self._replicas = (
             Replicas(self._endpoints, self._is_ready) if self._endpoints.several else None
@@ -481,6 +486,8 @@ class Client:
             connector: aiohttp.BaseConnector = aiohttp.UnixConnector(
                 self._unix_path, limit=self._max_connections, keepalive_timeout=60.0
             )
+        elif self._gateway is not None and self._gateway.leads_to(self._endpoints.current):
+            connector = _GatewayConnector(self._gateway, self._max_connections)
         else:
             contexts = [context for url in self.urls if (context := context_for(url, self.tls))]
             connector = _Connector(
@@ -513,6 +520,8 @@ class Client:
 
 
 def _unanswered(method: str, url: URL, error: Exception) -> UnavailableError:
+    if isinstance(error.__cause__, UnavailableError):
+        return error.__cause__  # a connector's own, which aiohttp takes for one of the system
     return tls_error(error, f"{method} {url}", url) or UnavailableError(
         f"{method} {url} got no answer\n{_text_of(error)}"
     )
@@ -530,6 +539,22 @@ class _Connector(aiohttp.TCPConnector):
                 transport.abort()
                 raise
         return transport, protocol
+
+
+class _GatewayConnector(aiohttp.TCPConnector):
+    """A pool of connections that a gateway has joined, which knows the names that we need not know."""
+
+    def __init__(self, gateway: GatewayRoute, limit: int) -> None:
+        super().__init__(limit=limit, keepalive_timeout=60.0)
+        self._gateway = gateway
+
+    async def _create_direct_connection(
+        self, req: aiohttp.ClientRequest, *_: Any, **__: Any
+    ) -> Any:
+        url = req.url
+        return await self._gateway.create_connection(
+            self._factory, url.raw_host or "", url.port or 80
+        )
 
 
 def _text_of(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from stoker_wire.http.auth import Credential, credential_of
 from stoker_wire.http.client.client import Client
 
 if TYPE_CHECKING:
+    from stoker_wire.gateway.route import GatewayRoute
     from stoker_wire.settings import Settings
 
 MAX_TRIES = 3
@@ -30,8 +31,15 @@ class ClientPool:
     """One :class:`Client` per URL, all with the same token and ``peer`` name. For one event loop."""
 
     def __init__(
-        self, *, token: str | Credential, peer: str, settings: Settings, max_connections: int = 256
+        self,
+        *,
+        token: str | Credential,
+        peer: str,
+        settings: Settings,
+        max_connections: int = 256,
+        gateway: GatewayRoute | None = None,
     ) -> None:
+        self._gateway = gateway
         self._credential = credential_of(token)
         self._peer = peer
         self._settings = settings
@@ -48,6 +56,7 @@ class ClientPool:
                 peer=self._peer,
                 settings=self._settings,
                 max_connections=self._max_connections,
+                gateway=self._gateway,
             )
         return client
 

@@ -58,10 +58,10 @@ class Connections:
 
         def made(handler: web.RequestHandler, transport: asyncio.Transport) -> None:
             accept(handler, transport)
-            self._made(handler, transport)
+            self.made(handler, transport)
 
         def lost(handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-            self._unproven.pop(handler, None)
+            self.proved(handler)
             forget(handler, exc)
 
         server.connection_made = made  # type: ignore[method-assign]
@@ -71,7 +71,7 @@ class Connections:
         return len(self._unproven)
 
     def proved(self, protocol: object) -> None:
-        """Exempt the connection of a request that has shown a valid token."""
+        """Exempt the connection of a request that has shown a valid token, or that was closed."""
         self._unproven.pop(protocol, None)
 
     def answered(self, protocol: object, response: web.StreamResponse) -> None:
@@ -79,7 +79,8 @@ class Connections:
         if protocol in self._unproven:
             response.force_close()
 
-    def _made(self, protocol: object, transport: asyncio.Transport) -> None:
+    def made(self, protocol: object, transport: asyncio.Transport) -> None:
+        """Count a connection from now on, until it has proved itself; close it if there are too many."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._within_s
         self._unproven[protocol] = transport, due_s

@@ -18,8 +18,6 @@ from stoker_wire.http import auth
 if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
-_ANY = frozenset({"0.0.0.0", "::", ""})
-
 
 class SiteGuard:
     """The names of one listener, fixed once it is known where it listens."""
@@ -32,7 +30,7 @@ class SiteGuard:
 
     def listens_on(self, host: str | None) -> None:
         """Set the names that requests may use; ``host`` is None for a Unix socket alone."""
-        self._any_address = host in _ANY
+        self._any_address = host is not None and not auth.is_loopback(host)
         names = {"localhost", host or "", self._settings.advertise_host}
         names.update(self._settings.allowed_hosts)
         if host is not None and not auth.is_loopback(host):
@@ -71,7 +69,8 @@ class SiteGuard:
             address = ipaddress.ip_address(name)
         except ValueError:
             return False
-        # A page can rebind a name, never an address: any literal is safe where we listen on all.
+        # A page can rebind a name, never an address: any literal is safe that leads here, as those of a
+        # gateway or a forwarder do.
         return self._any_address or address.is_loopback
 
 

@@ -1,0 +1,269 @@
+"""The gateway as a service: its port, and what each kind of first request leads to.
+
+``CONNECT`` and the paths of :mod:`stoker_wire.gateway.protocol` are the gateway's own. Any other connection
+is joined with the gcs as it is, from its first byte on: the gcs checks tokens, and answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from stoker.gateway.admission import Admission
+from stoker.gateway.door import Door
+from stoker.gateway.listeners import Listeners
+from stoker.gateway.port import Port
+from stoker.gateway.relay import Held, Joint
+from stoker.gateway.replicas import GcsReplicas
+from stoker_wire.data.keep_alive import keep_alive
+from stoker_wire.errors import (
+    BadRequestError,
+    ForbiddenError,
+    InternalError,
+    StokerError,
+    UnavailableError,
+)
+from stoker_wire.gateway.protocol import (
+    ACCEPT_PATH,
+    DIAL_S,
+    GATEWAY_PATH,
+    LISTEN_PATH,
+    UPGRADE,
+    URL_HEADER,
+    GatewayInfo,
+    RequestHead,
+)
+from stoker_wire.http.client.port_owner import check_port_owner
+from stoker_wire.http.server.connections import Connections
+from stoker_wire.http.server.request_guard import outward_address
+from stoker_wire.process.background import Background
+from stoker_wire.tls.contexts import context_for, tls_error
+from stoker_wire.tls.files import files_of
+from stoker_wire.version import VERSION
+
+if TYPE_CHECKING:
+    from stoker.gateway.admission import Open, Pass
+    from stoker_wire.settings import Settings
+    from stoker_wire.tls.files import TlsFiles
+
+DEFAULT_PORT = 7601
+_log = logging.getLogger(__name__)
+_SWITCH = {"Connection": "Upgrade", "Upgrade": UPGRADE}
+
+
+class Gateway:
+    """The gateway of the cluster whose gcs is at ``gcs_url`` (several replicas with commas between)."""
+
+    def __init__(self, settings: Settings, *, gcs_url: str) -> None:
+        self._settings = settings
+        self._tls = files_of(settings)
+        self._reached_as = settings.advertise_host or settings.host
+        if self._reached_as in ("0.0.0.0", "::", ""):
+            self._reached_as = outward_address()
+        self._gcs = GcsReplicas(settings, gcs_url, self._dial)
+        self._admission = Admission(settings, gcs_url)
+        self._listeners = Listeners(settings.host, self._reached_as, self._tls)
+        self._connections = Connections(settings.unproven_connections, settings.unproven_s)
+        self._background = Background("gateway")
+        self._joints: set[Joint] = set()
+        self._port = Port(
+            "the gateway", lambda: Door(self._connections, self._on_request), self._tls
+        )
+
+    @property
+    def url(self) -> str:
+        """The URL that people outside use, by the name that the cluster knows."""
+        return _url_of(self._tls, self._reached_as, self._port.number)
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. PortInUseError and StartError name the fix."""
+        await self._port.listen(host, port, self._reached_as)
+        self._background.spawn(self._admission.run(), name="tokens")
+        self._background.spawn(self._gcs.run(), name="replicas")
+        _log.info("listening", extra={"url": self.url})
+
+    async def stop(self) -> None:
+        """Close the port, and all connections."""
+        await self._port.close()
+        await self._background.close()
+        await self._listeners.close()
+        await self._admission.close()
+        await self._gcs.close()
+        for joint in list(self._joints):
+            joint.abort()
+
+    # Requests
+
+    def _on_request(self, door: Door, request: RequestHead) -> None:
+        self._background.spawn(self._serve(door, request), name=request.method)
+
+    async def _serve(self, door: Door, request: RequestHead) -> None:
+        try:
+            await self._answer(door, request)
+        except StokerError as error:
+            door.refuse(error)
+        except Exception as error:
+            _log.exception("a request failed")
+            door.refuse(InternalError(f"the gateway failed: {error!r}"))
+
+    async def _answer(self, door: Door, request: RequestHead) -> None:
+        if request.method == "CONNECT":
+            await self._connect(door, request)
+        elif request.path == LISTEN_PATH:
+            _check_upgrade(request)
+            await self._listen(door, request)
+        elif request.path == ACCEPT_PATH:
+            _check_upgrade(request)
+            await self._accept(door, request)
+        elif request.path == GATEWAY_PATH:
+            body = msgspec.json.encode(GatewayInfo(version=VERSION))
+            headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+            door.answer("200 OK", {**headers, "Connection": "close"}, body)
+            door.transport.close()
+        else:
+            await self._forward(door)
+
+    async def _forward(self, door: Door) -> None:
+        """Join a connection with the gcs, as it came."""
+        target, opened = await self._gcs.connect()
+        door.proved()  # the gcs counts it from here on
+        target.write(door.data)
+        self._joint(opened).join(door.transport, target)
+
+    async def _connect(self, door: Door, request: RequestHead) -> None:
+        host, port = _place(request.target)
+        admitted = await self._admission.admit(request.token)
+        door.proved()
+        if not self._listeners.is_one(host, port):
+            await self._admission.check_target(admitted, host, port)
+        target = await self._dial(_url_of(self._tls, host, port))
+        self._join(admitted, door, target, "200 Connection established", {})
+
+    async def _accept(self, door: Door, request: RequestHead) -> None:
+        admitted = await self._admission.admit(request.token)
+        door.proved()
+        held = self._listeners.take(request.query.get("id", ""))
+        self._join(admitted, door, held.transport, "101 Switching Protocols", _SWITCH, held.data)
+
+    def _join(
+        self,
+        admitted: Pass,
+        door: Door,
+        other: asyncio.Transport,
+        status: str,
+        headers: dict[str, str],
+        came: bytes = b"",
+    ) -> None:
+        door.answer(status, headers, came)
+        if door.behind:
+            other.write(door.behind)
+        self._joint(admitted.open).join(door.transport, other)
+
+    def _joint(self, opened: set[Open]) -> Joint:
+        """Return a joint that is among what is ``opened`` until it ends."""
+
+        def ended(joint: Joint) -> None:
+            self._joints.discard(joint)
+            opened.discard(joint)
+
+        joint = Joint(ended)
+        self._joints.add(joint)
+        opened.add(joint)
+        return joint
+
+    async def _dial(self, url: str) -> asyncio.Transport:
+        """Return a connection to a URL, with TLS where the cluster has it; UnavailableError says why not."""
+        host, port = urlsplit(url).hostname or "", urlsplit(url).port or 80
+        context = context_for(url, self._tls)
+        try:
+            async with asyncio.timeout(DIAL_S):
+                transport, _ = await asyncio.get_running_loop().create_connection(
+                    Held, host, port, ssl=context, server_hostname=host if context else None
+                )
+        except (OSError, TimeoutError) as error:
+            if isinstance(error, StokerError):
+                raise
+            why = "it does not answer" if isinstance(error, TimeoutError) else error
+            raise tls_error(error, "the gateway", url) or UnavailableError(
+                f"the gateway cannot reach {url}\n{why}"
+            ) from None
+        line = transport.get_extra_info("socket")
+        keep_alive(line)
+        try:
+            if context is None:
+                check_port_owner(line)
+        except StokerError:
+            transport.abort()
+            raise
+        return transport
+
+    async def _listen(self, door: Door, request: RequestHead) -> None:
+        peer_id, port = request.query.get("peer_id", ""), request.query.get("port", "0")
+        if not peer_id or not port.isdecimal() or int(port) > 0xFFFF:
+            raise BadRequestError("peer_id or port is missing or is none", field="peer_id")
+        admitted = await self._admission.admit(request.token)
+        door.proved()
+        listener = await self._listeners.open(peer_id, admitted.owner, int(port))
+        grace_s = self._settings.driver_reconnect_s
+        line = _Line(
+            door.transport,
+            admitted.open,
+            lambda kept: self._listeners.line_lost(peer_id, door.transport, kept * grace_s),
+        )
+        headers = {**_SWITCH, URL_HEADER: self._listeners.url_of(listener)}
+        door.answer("101 Switching Protocols", headers)
+        admitted.open.add(line)
+        door.transport.set_protocol(line)
+        listener.attach(door.transport)
+        door.transport.resume_reading()
+
+
+def _url_of(tls: TlsFiles, host: str, port: int) -> str:
+    scheme = "https" if tls.is_on else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _check_upgrade(request: RequestHead) -> None:
+    if request.headers.get("upgrade", "").lower() != UPGRADE:
+        raise BadRequestError(f"{request.path} upgrades a connection\nsend 'Upgrade: {UPGRADE}'")
+    if "origin" in request.headers:
+        raise ForbiddenError("pages of the web have no connections to processes", field="Origin")
+
+
+def _place(target: str) -> tuple[str, int]:
+    """Return host and port of a CONNECT."""
+    try:
+        parts = urlsplit(f"//{target}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or not port:
+        raise BadRequestError(f"{target[:100]!r} is no place\nwrite it like CONNECT host:port")
+    return host, port
+
+
+class _Line(asyncio.Protocol):
+    """The connection on which a process is told who has come to its port."""
+
+    def __init__(
+        self, transport: asyncio.Transport, opened: set[Open], on_lost: Callable[[bool], object]
+    ) -> None:
+        self._transport = transport
+        self._opened = opened
+        self._on_lost = on_lost
+        self._kept = True
+
+    def abort(self) -> None:
+        """End it, and the port with it: its token is not valid any more."""
+        self._kept = False
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Say whether the port is kept for a while: its process may come back."""
+        self._opened.discard(self)
+        self._on_lost(self._kept)
