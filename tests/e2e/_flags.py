@@ -7,9 +7,12 @@ limit is a second has begun by then.
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.services import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WAIT_S = 40.0
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import stoker
-from tests.e2e import _cycles as cycles
 from tests.e2e.conftest import Cluster
+from tests.e2e.objects import _cycles as cycles
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -186,7 +186,7 @@ def _init_remote(address: str, token: str | None, driver_options: _DriverOptions
 def _is_gateway(client: HttpClient) -> bool:
     """Return whether a gateway is what answers: this process is outside of the cluster's network."""
     from stoker.exceptions import NotFoundError
-    from stoker_wire.gateway.protocol import GATEWAY_PATH, GatewayInfo
+    from stoker_wire.http.gateway.protocol import GATEWAY_PATH, GatewayInfo
 
     try:
         client.call("GET", GATEWAY_PATH, reply=GatewayInfo)

@@ -1,4 +1,4 @@
-"""Who may have connections through the gateway, and where to: what the gcs says of a token, and of its nodes.
+"""The right to connections through the gateway, and where to: what the gcs says of tokens and nodes.
 
 The gateway asks with the token itself, so it needs no secret and learns nothing that its owner may not see.
 A token that is revoked, or whose job has ended, loses what is open within a second or two. While the gcs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from stoker_wire.data.keep_alive import keep_alive
 from stoker_wire.errors import BadRequestError, PayloadTooLargeError, StokerError
-from stoker_wire.gateway.protocol import HEAD_END, HEAD_NBYTES, RequestHead, parse_request
+from stoker_wire.http.gateway.protocol import HEAD_END, HEAD_NBYTES, RequestHead, parse_request
 from stoker_wire.http.problems import problem_response
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Door(asyncio.Protocol):
 
     @property
     def behind(self) -> bytes:
-        """What came behind the head."""
+        """The bytes that came behind the head."""
         return self.data.partition(HEAD_END)[2]
 
     def proved(self) -> None:

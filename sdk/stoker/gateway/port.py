@@ -67,7 +67,7 @@ class Port:
 
 
 class _Runner(web.BaseRunner):
-    """What a site of aiohttp needs in order to have the protocols of others."""
+    """A runner of aiohttp's whose connections have the protocols of others."""
 
     def __init__(self, make: Callable[[], asyncio.Protocol]) -> None:
         super().__init__()

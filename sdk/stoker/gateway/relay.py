@@ -34,7 +34,8 @@ class Joint:
     def abort(self) -> None:
         """End both connections at once."""
         for end in self._ends:
-            end.transport.abort()
+            if not end.lost:
+                end.transport.abort()
 
     def ended(self) -> None:
         """Count one end that is closed."""
@@ -51,6 +52,8 @@ class _End(asyncio.Protocol):
     def __init__(self, joint: Joint, transport: asyncio.Transport) -> None:
         self._joint = joint
         self.transport = transport
+        self.lost = False
+        self._at_end = False
 
     def data_received(self, data: bytes) -> None:
         """Have the other end send it."""
@@ -58,8 +61,10 @@ class _End(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Tell the other end that no more comes; return whether this one may still send."""
+        self._at_end = True
         other = self.other.transport
-        if not other.can_write_eof():  # TLS ends in both directions
+        # TLS ends in both directions at once.
+        if self.other._at_end or not other.can_write_eof() or not self.transport.can_write_eof():
             return False
         if not other.is_closing():
             other.write_eof()
@@ -77,7 +82,8 @@ class _End(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Close the other end, once it has sent what it has."""
-        if exc is not None:
+        self.lost = True
+        if exc is not None and not self.other.lost:
             self.other.transport.abort()
         else:
             self.other.transport.close()

@@ -1,7 +1,7 @@
 """The gateway as a service: its port, and what each kind of first request leads to.
 
-``CONNECT`` and the paths of :mod:`stoker_wire.gateway.protocol` are the gateway's own. Any other connection
-is joined with the gcs as it is, from its first byte on: the gcs checks tokens, and answers.
+``CONNECT`` and the paths of :mod:`stoker_wire.http.gateway.protocol` are the gateway's own. Any other
+connection is joined with the gcs as it is, from its first byte on: the gcs checks tokens, and answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from stoker_wire.errors import (
     StokerError,
     UnavailableError,
 )
-from stoker_wire.gateway.protocol import (
+from stoker_wire.http.client.port_owner import check_port_owner
+from stoker_wire.http.gateway.protocol import (
     ACCEPT_PATH,
     DIAL_S,
     GATEWAY_PATH,
@@ -38,7 +39,6 @@ from stoker_wire.gateway.protocol import (
     GatewayInfo,
     RequestHead,
 )
-from stoker_wire.http.client.port_owner import check_port_owner
 from stoker_wire.http.server.connections import Connections
 from stoker_wire.http.server.request_guard import outward_address
 from stoker_wire.process.background import Background

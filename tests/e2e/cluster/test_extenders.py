@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e._cluster import driver, head, line_of
-from tests.e2e.queues.test_queues import stoker_cli
+from tests.e2e.scheduling.test_queues import stoker_cli
 from tests.unit.scheduler.extender_server import ExtenderServer, serve_in_thread
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import stoker
 from stoker.local.sessions import session_root
-from tests.e2e import _cycles as cycles
 from tests.e2e.conftest import Cluster
+from tests.e2e.objects import _cycles as cycles
 
 if TYPE_CHECKING:
     from pathlib import Path

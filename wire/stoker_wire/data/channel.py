@@ -36,7 +36,7 @@ from stoker_wire.tls.contexts import context_for, tls_error
 from stoker_wire.tls.socket import TlsSocket, client_socket
 
 if TYPE_CHECKING:
-    from stoker_wire.gateway.route import GatewayRoute
+    from stoker_wire.http.gateway.route import GatewayRoute
     from stoker_wire.messages.common import Address
     from stoker_wire.tls.files import TlsFiles
 

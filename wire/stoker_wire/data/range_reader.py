@@ -24,7 +24,7 @@ from stoker_wire.http.problems import error_of
 from stoker_wire.tls.contexts import context_for, tls_error
 
 if TYPE_CHECKING:
-    from stoker_wire.gateway.route import GatewayRoute
+    from stoker_wire.http.gateway.route import GatewayRoute
     from stoker_wire.tls.files import TlsFiles
 
 CHUNK_NBYTES = 32 << 20

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from stoker.runtime.net.gateway_port import GatewayPort
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
-    from stoker_wire.gateway.route import GatewayRoute
+    from stoker_wire.http.gateway.route import GatewayRoute
     from stoker_wire.settings import Settings
     from stoker_wire.tls.files import TlsFiles
 

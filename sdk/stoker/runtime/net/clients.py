@@ -21,8 +21,8 @@ from stoker.exceptions import (
 )
 from stoker_wire.arena import Arena
 from stoker_wire.errors import DeadlineExceededError, UnavailableError
-from stoker_wire.gateway.route import GatewayRoute
 from stoker_wire.http.client.pool import ClientPool, LeaderClient
+from stoker_wire.http.gateway.route import GatewayRoute
 from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
 from stoker_wire.messages.control import ChannelReview, Leader, ReviewChannel
 from stoker_wire.messages.node_api import KillWorker

@@ -17,7 +17,7 @@ from stoker.exceptions import StokerError
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
-    from stoker_wire.gateway.route import GatewayRoute
+    from stoker_wire.http.gateway.route import GatewayRoute
 
 _AGAIN_S = 0.5
 _WAITING = 64

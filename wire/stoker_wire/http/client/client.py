@@ -56,7 +56,7 @@ from stoker_wire.tls.contexts import context_for, tls_error
 from stoker_wire.tls.files import files_of
 
 if TYPE_CHECKING:
-    from stoker_wire.gateway.route import GatewayRoute
+    from stoker_wire.http.gateway.route import GatewayRoute
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from stoker_wire.http.auth import Credential, credential_of
 from stoker_wire.http.client.client import Client
 
 if TYPE_CHECKING:
-    from stoker_wire.gateway.route import GatewayRoute
+    from stoker_wire.http.gateway.route import GatewayRoute
     from stoker_wire.settings import Settings
 
 MAX_TRIES = 3

@@ -10,7 +10,7 @@ import pytest
 
 from stoker_wire.messages.work import Job, ReportSlowRank, SlowRank
 from tests.e2e._cluster import driver, head, http, line_of, run_driver
-from tests.e2e.queues.test_queues import refused, stoker_cli
+from tests.e2e.scheduling.test_queues import refused, stoker_cli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 
 from stoker_wire.data.keep_alive import keep_alive
 from stoker_wire.errors import StokerError, UnavailableError
-from stoker_wire.gateway.protocol import (
+from stoker_wire.http.client.port_owner import check_port_owner
+from stoker_wire.http.gateway.protocol import (
     ACCEPT_PATH,
     DIAL_S,
     HEAD_NBYTES,
@@ -25,7 +26,6 @@ from stoker_wire.gateway.protocol import (
     connect_request,
     upgrade_request,
 )
-from stoker_wire.http.client.port_owner import check_port_owner
 from stoker_wire.tls.contexts import context_for, tls_error
 from stoker_wire.tls.socket import client_socket
 
