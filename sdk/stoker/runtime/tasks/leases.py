@@ -293,14 +293,13 @@ class Leases:
             self._return_leases([slot.lease_id])
 
     def _return_leases(self, lease_ids: list[str], *, kill: bool = False, reason: str = "") -> None:
-        for lease_id in lease_ids:
-            if lease_id in self._granted:
-                key, _ = self._granted.pop(lease_id)
-                self._tasks.queues[key].slots.pop(lease_id, None)
-        if lease_ids:
-            self._io.background.spawn(
-                self._release(lease_ids, kill=kill, reason=reason), name="release"
-            )
+        # Of one that is not held any more the worker is being killed: a return would spare it.
+        held = [lease_id for lease_id in lease_ids if lease_id in self._granted]
+        for lease_id in held:
+            key, _ = self._granted.pop(lease_id)
+            self._tasks.queues[key].slots.pop(lease_id, None)
+        if held:
+            self._io.background.spawn(self._release(held, kill=kill, reason=reason), name="release")
 
     async def _release(self, lease_ids: list[str], *, kill: bool = False, reason: str = "") -> None:
         body = ReleaseLeases(lease_ids=tuple(lease_ids), kill=kill, reason=reason)

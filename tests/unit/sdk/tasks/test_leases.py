@@ -181,3 +181,33 @@ async def test_an_owner_without_leases_lists_on_while_leaders_are_lost(
         while leases._polling:  # noqa: ASYNC110  the end of it is no event
             await asyncio.sleep(0.01)
     await owner.background.close()
+
+
+async def test_a_lease_whose_worker_is_to_be_killed_is_not_returned_first() -> None:
+    class Killing(_Owner):
+        """Kills take longer than a release, as on a connection that is still to be made."""
+
+        async def kill_worker(self, *_: str) -> bool:
+            await asyncio.sleep(0.1)
+            self.calls.append(("kill", None))
+            return True
+
+        async def on_worker_lost(self, key: bytes, lease_id: str, cause: Exception) -> None:
+            self.queues[key].drop_slot(lease_id)
+
+    owner: Any = Killing()
+    leases = Leases(_address("p_1"), owner, owner, owner, owner, idle_s=0.1)
+    leases.add_class(KEY, Demand(job_id="job_1", resources={"CPU": 1.0}))
+    owner.queue.ready.append(_Task())
+    leases.request(KEY)
+    await owner.until("/v1/owners/p_1/poll")
+    slot = owner.queue.slots["l_1"]
+    leases.kill(slot, "it was cancelled")
+    leases.return_if_closing(slot)  # its only call has failed with that
+    leases.tick(KEY, owner.queue, owner.loop.time() + 1.0)
+    released = await owner.until("/v1/leases/release")
+    assert [path for path, _ in owner.calls if path != "/v1/owners/p_1/poll"] == [
+        "/v1/leases", "kill", "/v1/leases/release",
+    ]  # fmt: skip
+    assert owner.calls[released - 1][1].kill
+    await owner.background.close()
