@@ -10,6 +10,7 @@ import pytest
 from stoker.runtime.tasks import leases as module
 from stoker.runtime.tasks.dispatch import ClassQueue
 from stoker.runtime.tasks.leases import Leases
+from stoker_wire.data.channel import Channel
 from stoker_wire.errors import ConflictError, UnavailableError
 from stoker_wire.messages.cluster import (
     Demand,
@@ -186,6 +187,11 @@ async def test_an_owner_without_leases_lists_on_while_leaders_are_lost(
 async def test_a_lease_whose_worker_is_to_be_killed_is_not_returned_first() -> None:
     class Killing(_Owner):
         """Kills take longer than a release, as on a connection that is still to be made."""
+
+        async def channel(self, _: Address) -> Any:
+            channel = Channel.__new__(Channel)
+            channel.closed = True
+            return channel
 
         async def kill_worker(self, *_: str) -> bool:
             await asyncio.sleep(0.1)
