@@ -35,7 +35,7 @@ Each class is also the built-in exception that a Python programmer expects (righ
     ├── StartError                 start_failed         500  RuntimeError: a process did not start
     │   ├── PortInUseError         port_in_use          500  and OSError
     │   ├── OpenBindError          open_bind            500  and ValueError
-    │   └── DatabaseError          database_unusable    500  not reachable, or not migrated
+    │   └── DatabaseError          database_unusable    500  not reachable, not migrated, or damaged
     ├── InternalError              internal             500  RuntimeError
     ├── SerializationError         unserializable       400  TypeError: names the bad member's path
     └── WorkFailedError            work_failed          what happened to a task, actor or object
@@ -332,7 +332,7 @@ class OpenBindError(StartError, ValueError):
 
 
 class DatabaseError(StartError):
-    """The database cannot be reached, or its schema is not the one this version needs."""
+    """The database cannot be reached, its schema is not the one this version needs, or a row is damaged."""
 
     code = "database_unusable"
 
