@@ -21,7 +21,6 @@ from stoker_nodelet.telemetry.task_spool import TaskSpool
 from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import (
-    BadRequestError,
     ConflictError,
     DeadlineExceededError,
     FencedError,
@@ -29,6 +28,7 @@ from stoker_wire.errors import (
     NotFoundError,
     UnavailableError,
 )
+from stoker_wire.http.codec import TAR
 from stoker_wire.http.paging import page_of
 from stoker_wire.http.principals import ADMINS, GCS, JOBS, NODES, SCHEDULERS
 from stoker_wire.http.server.routes import Route
@@ -207,10 +207,7 @@ class Api:
         return Empty()
 
     async def release_gpu(self, req: Request) -> Empty:
-        index = req.path["index"]
-        if not index.isdecimal():
-            raise BadRequestError(f"index: {index!r} is no number of a GPU", field="index")
-        self.workers.release_gpu(int(index))
+        self.workers.release_gpu(int(req.path["index"]))
         return Empty()
 
     async def report_objects(self, req: Request) -> SealedObjects:
@@ -295,7 +292,7 @@ class Api:
 
     async def download_job_output(self, req: Request) -> web.StreamResponse:
         parts = await self.workers.folders.archive(req.path["job_id"])
-        return await bytes_response(req, parts, "application/x-tar")
+        return await bytes_response(req, parts, TAR)
 
     async def flush_tasks(self, _: Request) -> TaskHistoryStatus:
         if not await self.spool.flush():
@@ -384,7 +381,7 @@ ROUTES = (
         summary="Give a worker notice before its end: its code has something to save",
     ),
     Route(
-        "POST", "/v1/gpus/{index}/release", Api.release_gpu,
+        "POST", "/v1/gpus/{index:[0-9][0-9]?[0-9]?[0-9]?}/release", Api.release_gpu,
         reply=Empty, roles=GCS | ADMINS, summary="Put a quarantined GPU back to use",
     ),
     Route(
@@ -434,6 +431,7 @@ ROUTES = (
     ),
     Route(
         "GET", "/v1/jobs/{job_id}/output.tar", Api.download_job_output, stream=True,
+        media_type=TAR,
         roles=GCS,
         summary="Download what a job wrote into its output folder here, as a tar archive",
     ),

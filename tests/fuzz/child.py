@@ -1,4 +1,4 @@
-"""Fuzzing of one decoder in a process of its own, under limits of memory and of CPU time.
+"""Fuzzing of decoders in a process of its own, under limits of memory and of CPU time.
 
 Run by :mod:`tests.fuzz.decoding`. An input that ends the process itself is known by its number, which is in
 a file before it is decoded. Deadlines count CPU time: a loaded machine makes no finding.
@@ -84,41 +84,44 @@ def on_deadline(_: int, __: FrameType | None) -> None:
     raise InputDeadline(f"it took more than {INPUT_CPU_S:g} s of CPU time")
 
 
-def main() -> int:
-    """Fuzz; the last line of output is the outcome as JSON."""
-    name, seed, first, count, progress = sys.argv[1:]
+def fuzz(name: str, seed: str, numbers: range, at: mmap.mmap) -> dict[str, object]:
+    """Give a decoder its inputs; return the outcome."""
     decoder = DECODERS[name]
     samples = decoder.samples()
-    logging.disable()
-    gc.freeze()
-    signal.signal(signal.SIGPROF, on_deadline)
-    limit(int(count))
     findings: dict[str, dict[str, object]] = {}
     began_s = time.monotonic()
     done = 0
+    for number in numbers:
+        NUMBER.pack_into(at, 0, number)
+        data = input_of(f"{seed} {name}", number, samples)
+        error = fault_of(decoder, data)
+        done += 1
+        if error is None:
+            continue
+        kind, text = describe(error)
+        del error
+        finding = findings.setdefault(
+            kind, {"number": number, "text": text, "input": data[:_SHOWN_BYTES].hex(), "times": 0}
+        )
+        finding["times"] = int(str(finding["times"])) + 1
+        if len(findings) >= MAX_KINDS:
+            break
+    seconds = time.monotonic() - began_s
+    return {"inputs": done, "seconds": seconds, "findings": list(findings.values())}
+
+
+def main() -> int:
+    """Fuzz some decoders, one after the other; each line of output is the outcome of one, as JSON."""
+    names, seed, first, count, progress = sys.argv[1:]
+    numbers = range(int(first), int(first) + int(count))
+    logging.disable()
+    gc.freeze()
+    signal.signal(signal.SIGPROF, on_deadline)
+    limit(len(numbers) * len(names.split(",")))
     with Path(progress).open("r+b") as file, mmap.mmap(file.fileno(), NUMBER.size) as at:
-        for number in range(int(first), int(first) + int(count)):
-            NUMBER.pack_into(at, 0, number)
-            data = input_of(f"{seed} {name}", number, samples)
-            error = fault_of(decoder, data)
-            done += 1
-            if error is None:
-                continue
-            kind, text = describe(error)
-            del error
-            finding = findings.setdefault(
-                kind,
-                {"number": number, "text": text, "input": data[:_SHOWN_BYTES].hex(), "times": 0},
-            )
-            finding["times"] = int(str(finding["times"])) + 1
-            if len(findings) >= MAX_KINDS:
-                break
-    outcome = {
-        "inputs": done,
-        "seconds": time.monotonic() - began_s,
-        "findings": list(findings.values()),
-    }
-    sys.stdout.write(json.dumps(outcome) + "\n")
+        for name in names.split(","):
+            sys.stdout.write(json.dumps(fuzz(name, seed, numbers, at)) + "\n")
+            sys.stdout.flush()
     return 0
 
 

@@ -414,7 +414,7 @@ def _read_claims(data: bytes) -> None:
 
 # -- texts with a grammar ------------------------------------------------------------------------
 
-_FILTERS = (
+FILTERS = (
     "labels.rack != 'r7' and free.gpu >= 2", "node_id IN ('n_1', 'n_2') or not hostname like 'a%'",
     "(total.memory between '1GiB' and 64e9)", "labels.a is not null", "free.\"a b\" > -1e308",
 )  # fmt: skip
@@ -514,7 +514,7 @@ DECODERS: dict[str, Decoder] = {
     "tokens": Decoder(_tokens, _read_token, (UnauthorizedError,)),
     "claims": Decoder(_claims, _read_claims, (UnauthorizedError,)),
     "filters": Decoder(
-        lambda: [text.encode() for text in _FILTERS], _read_filter, (BadRequestError,)
+        lambda: [text.encode() for text in FILTERS], _read_filter, (BadRequestError,)
     ),
     "constraints": Decoder(
         lambda: [b"in(a, b)", b"!x y", b"gpu=a100:NoSchedule", b"gpu:NoExecute-"],

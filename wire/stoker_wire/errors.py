@@ -47,7 +47,7 @@ Each class is also the built-in exception that a Python programmer expects (righ
         │   └── PreemptedError     preempted            its place went to other work
         ├── ActorDiedError         actor_died           ConnectionError
         ├── ActorUnavailableError  actor_unavailable    ConnectionError: may be called again later
-        ├── ObjectLostError        object_lost          LookupError
+        ├── ObjectLostError        object_lost          410  LookupError
         │   ├── OwnerDiedError     owner_died           and ConnectionError
         │   └── ObjectFreedError   object_freed
         └── NodeDiedError          node_died            ConnectionError
@@ -423,6 +423,7 @@ class ObjectLostError(WorkFailedError, LookupError):
     """An object's bytes are gone."""
 
     code = "object_lost"
+    status = 410
 
 
 class OwnerDiedError(ObjectLostError, ConnectionError):

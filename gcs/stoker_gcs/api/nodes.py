@@ -197,7 +197,7 @@ ROUTES = (
     ),
     Route(
         "POST",
-        "/v1/nodes/{node_id}/gpus/{index}/release",
+        "/v1/nodes/{node_id}/gpus/{index:[0-9][0-9]?[0-9]?[0-9]?}/release",
         release_gpu,
         roles=ADMINS,
         summary="Put a quarantined GPU back to use",

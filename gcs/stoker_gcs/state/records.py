@@ -94,7 +94,7 @@ class RecordTable(Generic[R]):
         try:
             return Versioned(self._decoder.decode(row["record"]), row)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            key = ", ".join(str(row[name]) for name in self.table.key)
+            key = ", ".join(str(row.get(name, "")) for name in self.table.key)
             raise DatabaseError(
                 f"the record of {self.label} {key} cannot be read\n{error}\n"
                 f"its row in the table {self.table.name} is damaged: restore a backup, or delete the row"

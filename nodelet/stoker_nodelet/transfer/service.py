@@ -337,7 +337,7 @@ ROUTES = (
         summary="Read an object's bytes; takes Range, with the XXH3 of ranges up to a chunk",
     ),
     Route(
-        "POST", "/v1/objects/{id}/pull", Transfer.pull, before_ready=True,
+        "POST", "/v1/objects/{id:o_[0-9a-z_.-]+}/pull", Transfer.pull, before_ready=True,
         body=PullObject, reply=ObjectInfo,
         roles=GCS | NODES | JOBS,
         summary="Pull another node's object into this arena, once however many ask",

@@ -13,8 +13,16 @@ from typing import Annotated
 import msgspec
 
 from stoker_wire.constraints.conditions import NodeCondition
-from stoker_wire.constraints.taints import MAX_TAINTS, Taint, Toleration, Tolerations
+from stoker_wire.constraints.taints import (
+    MAX_TAINTS,
+    Taint,
+    TaintRemoval,
+    TaintText,
+    Toleration,
+    Tolerations,
+)
 from stoker_wire.messages.common import (
+    INDEX_KEYS,
     Address,
     Amount,
     Asked,
@@ -25,15 +33,21 @@ from stoker_wire.messages.common import (
     Message,
     Name,
     NodeFilterText,
+    NodeId,
+    NodeLabels,
     Offered,
     OnInfeasible,
+    Part,
     Record,
+    RequestId,
     Resources,
     RuntimeEnv,
     Selector,
+    ServiceUrl,
     Strategy,
     Text,
     Time,
+    stated,
 )
 
 MAX_MEASURES = 8192
@@ -84,8 +98,16 @@ class Device(Record):
     mig_profile: str = ""
     parent_uuid: str = ""
     numa_node: Int64 = -1
-    links: dict[Int64, Link] = {}
+    links: Annotated[dict[Int64, Link], INDEX_KEYS] = {}
     quarantine: str = ""
+
+
+MAX_GPUS = 1024
+NodeResources = Annotated[
+    dict[str, Part],
+    msgspec.Meta(description="name -> amount; memory in bytes"),
+    stated(properties={"GPU": {"type": "integer", "minimum": 0, "maximum": MAX_GPUS}}),
+]
 
 
 class RegisterNode(Message):
@@ -96,15 +118,15 @@ class RegisterNode(Message):
     ``last_incarnation`` is the one that it had before, which a gcs whose database was restored may not know.
     """
 
-    node_id: str
-    url: str
+    node_id: NodeId
+    url: ServiceUrl
     unix: str
     hostname: str
     host_id: str
     pid: Int64
-    resources: Offered
+    resources: NodeResources
     devices: tuple[Device, ...] = ()
-    labels: Selector = {}
+    labels: NodeLabels = {}
     version: str = ""
     arena_dir: str = ""
     session_dir: str = ""
@@ -211,8 +233,8 @@ class DrainStatus(Record):
 class ChangeTaints(Message):
     """Request to change a node's taints: ``remove`` those of a key (``key-``), then ``add``."""
 
-    add: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
-    remove: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
+    add: Annotated[tuple[TaintText, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
+    remove: Annotated[tuple[TaintRemoval, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
 
 
 class Node(Record):
@@ -336,7 +358,7 @@ class LeaseRequest(Message):
     ``task_ids`` are some of the waiting tasks, for explanations.
     """
 
-    request_id: str
+    request_id: RequestId
     owner_id: str
     demand: Demand
     count: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
@@ -365,7 +387,7 @@ class Lease(Record):
     node_id: str
     node_incarnation: Int64
     resources: Offered
-    gpus: dict[Int64, Amount] = {}
+    gpus: Annotated[dict[Int64, Amount], INDEX_KEYS] = {}
     granted_at_s: Time = 0.0
     blocked: bool = False
     actor_id: str = ""

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
+from stoker_wire.http.codec import BYTES
 from stoker_wire.messages.common import Role
 
 Cost = Literal["cheap", "expensive"]
@@ -24,7 +25,7 @@ class Route:
     """One HTTP route: ``handler(owner, request)`` answers ``method`` ``path``.
 
     ``roles`` are those of which a caller needs one. ``body``, ``reply`` and ``query`` are message types
-    (``reply`` of one line for a ``stream``);
+    (``reply`` of one line for a ``stream``); ``media_type`` is that of a reply of bytes;
     ``summary`` is a verb and its object, for the OpenAPI document. With ``raw_body`` the handler
     awaits ``request.read()`` itself. A ``stream`` has no deadline. ``idempotency=False`` leaves
     Idempotency-Key to the handler. ``before_ready`` answers even while the service is not ready. Of
@@ -42,6 +43,7 @@ class Route:
     query: Any = None
     raw_body: bool = False
     stream: bool = False
+    media_type: str = BYTES
     max_body_bytes: int | None = None
     idempotency: bool = True
     before_ready: bool = False
