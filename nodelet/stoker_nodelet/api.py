@@ -6,6 +6,7 @@ The routes of objects between nodes are in :mod:`stoker_nodelet.transfer.service
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from stoker_nodelet.telemetry.task_spool import TaskSpool
 from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import (
+    BadRequestError,
     ConflictError,
     DeadlineExceededError,
     FencedError,
@@ -34,6 +36,7 @@ from stoker_wire.http.principals import ADMINS, GCS, JOBS, NODES, SCHEDULERS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.service import Request, bytes_response, stream_response
 from stoker_wire.messages.cluster import (
+    GPU_INDEX,
     HeldLeases,
     ReleaseLeases,
     StartedLease,
@@ -207,7 +210,10 @@ class Api:
         return Empty()
 
     async def release_gpu(self, req: Request) -> Empty:
-        self.workers.release_gpu(int(req.path["index"]))
+        index = req.path["index"]
+        if not re.fullmatch(GPU_INDEX, index):
+            raise BadRequestError(f"index: {index[:40]!r} is no number of a GPU", field="index")
+        self.workers.release_gpu(int(index))
         return Empty()
 
     async def report_objects(self, req: Request) -> SealedObjects:
@@ -381,7 +387,7 @@ ROUTES = (
         summary="Give a worker notice before its end: its code has something to save",
     ),
     Route(
-        "POST", "/v1/gpus/{index:[0-9][0-9]?[0-9]?[0-9]?}/release", Api.release_gpu,
+        "POST", "/v1/gpus/{index}/release", Api.release_gpu, parts={"index": GPU_INDEX},
         reply=Empty, roles=GCS | ADMINS, summary="Put a quarantined GPU back to use",
     ),
     Route(

@@ -103,6 +103,11 @@ def requirements_of(
     """
     strategy = demand.strategy
     try:
+        if demand.kind is LeaseKind.BUNDLE:
+            # Without a group, which the core would look for once it is placed.
+            raise InvalidDemandError(
+                "kind", "kind: bundles are reserved with their placement group\nask for that one"
+            )
         return make_requirements(
             demand.resources,
             terms=terms_of(demand.label_selector),

@@ -137,8 +137,10 @@ class ServiceFuzzer:
         kind = f"{name} {_without_values(fault)}"
         if kind not in self._findings:
             repeat = f"python -m tests.fuzz --only {self.service} --seed {self.seed} --operation '{name}'"
+            found = re.search(r"request id (\S+)", fault)
+            trace = self.world.trace(found[1]) if found else ""
             self._findings[kind] = Finding(
-                f"{name}: {fault}\n  sent {sent}\n  got {got.status}", repeat
+                f"{name}: {fault}\n  sent {sent}\n  got {got.status}\n{trace}", repeat
             )
 
 

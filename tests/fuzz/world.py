@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.e2e._cluster import head
@@ -19,7 +21,6 @@ from tests.e2e.http._http_api import Api
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 NOWHERE = "http://127.0.0.1:9"
 NAMESPACE = "fuzz"
@@ -54,7 +55,17 @@ class World:
     """The three services, and values of path parameters that name something."""
 
     services: dict[str, Api]
+    folder: Path
     known: dict[str, list[str]] = field(default_factory=dict)
+
+    def trace(self, request_id: str) -> str:
+        """Return the end of the trace that a service has logged for a request; '' for none."""
+        for path in self.folder.rglob("*.log"):
+            for line in path.read_text(errors="replace").splitlines():
+                if request_id in line and '"exception"' in line:
+                    trace: str = json.loads(line)["exception"]
+                    return "\n".join(trace.splitlines()[-8:])
+        return ""
 
     def prepare(self) -> None:
         """Make again what an operation may have ended."""
@@ -145,6 +156,7 @@ def world(folder: Path) -> Iterator[World]:
                 "scheduler": Api(gcs("GET", "/v1/leaders/scheduler").json["url"], gcs.token),
                 "nodelet": Api(node["url"], gcs.token),
             },
+            folder,
         )
         made.prepare()
         made.learn()

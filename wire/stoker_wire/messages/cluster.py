@@ -103,6 +103,8 @@ class Device(Record):
 
 
 MAX_GPUS = 1024
+GPU_INDEX = "[0-9]{1,4}"
+"""The pattern of the number of a GPU in a URL."""
 NodeResources = Annotated[
     dict[str, Part],
     msgspec.Meta(description="name -> amount; memory in bytes"),
@@ -303,7 +305,7 @@ class Demand(Message):
 
     job_id: Name
     resources: Asked
-    kind: LeaseKind = LeaseKind.TASK
+    kind: Annotated[LeaseKind, stated(enum=["task", "actor", "driver"])] = LeaseKind.TASK
     runtime_env: RuntimeEnv = RuntimeEnv()
     label_selector: Selector = {}
     node_filter: NodeFilterText = ""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, dataclass_transform
 import msgspec
 
 from stoker_wire.amounts import SMALLEST_PART
-from stoker_wire.ids import Prefix
+from stoker_wire.ids import Prefix, id_pattern
 
 
 # msgspec hands `frozen` and `kw_only` down to subclasses; type checkers learn it from this decorator.
@@ -104,7 +104,7 @@ Id = Annotated[str, msgspec.Meta(max_length=512)]
 
 def id_rule(prefix: Prefix) -> msgspec.Meta:
     """Return the rule of ids of a kind, which :func:`stoker_wire.ids.check_id` checks."""
-    return stated(pattern=rf"^{prefix.value}_[0-9a-z_.-]{{1,120}}$")
+    return stated(pattern=f"^{id_pattern(prefix)}$")
 
 
 JobId = Annotated[Name, id_rule(Prefix.JOB)]

@@ -113,9 +113,9 @@ class SubmitJob(Message):
     its driver has started within ``start_deadline_s``, and when it runs for longer than ``timeout_s``. It
     starts when the jobs ``after`` which it comes have ended. With an ``array`` it is one job for each index,
     with ``one_per_node``, which no array has, one for each node. A driver that fails is run again,
-    up to ``retries`` times: ``retry_delay_s`` later, then twice as long each time. The driver of a ``preemptible`` job may be ended
-    for work with a better claim, ``preemption_grace_s`` after its notice (null: as the cluster is set), and
-    is run again when there is room, which uses up no retry.
+    up to ``retries`` times: ``retry_delay_s`` later, then twice as long each time. The driver of a
+    ``preemptible`` job may be ended for work with a better claim, ``preemption_grace_s`` after its notice
+    (null: as the cluster is set), and is run again when there is room, which uses up no retry.
     """
 
     entrypoint: Annotated[str, msgspec.Meta(min_length=1, max_length=65536, pattern=r"^[^\x00]*$")]
@@ -352,8 +352,8 @@ class CreateActor(Message):
     """Request to create an actor; ``payload`` (class, arguments, options) is opaque to the gcs.
 
     ``name`` is unique per namespace; with ``get_if_exists``, which needs a name, the living one is returned
-    instead of a conflict. ``max_restarts`` -1 means no limit; before the first of them ``restart_delay_s`` pass,
-    before the next twice as long, 300 s at most. A ``detached`` actor outlives its job and its
+    instead of a conflict. ``max_restarts`` -1 means no limit; before the first of them ``restart_delay_s``
+    pass, before the next twice as long, 300 s at most. A ``detached`` actor outlives its job and its
     ``owner``. With ``awaits_arguments`` it is registered, and started once :class:`SupplyArguments` gives
     the payload.
     """

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _REF = "#/components/schemas/{name}"
 _NO_NUL = {"type": "string", "minLength": 1, "pattern": r"^[^\x00]*$"}
 """A text in a URL: nothing there is empty or holds a NUL character."""
-_ANYTHING = (".+", ".*")
 _BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _PROBLEM = {"$ref": "#/components/responses/Problem"}
 _PART = re.compile(r"\{([^}:]+)(?::([^}]*))?\}")
@@ -162,8 +161,8 @@ def _parameters(
     route: BoundRoute, schema_of: dict[str, Any], components: dict[str, Any]
 ) -> list[dict[str, Any]]:
     parameters: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": _part_schema(pattern)}
-        for name, pattern in _PART.findall(route.path)
+        {"name": name, "in": "path", "required": True, "schema": _part_schema(route, name)}
+        for name, _ in _PART.findall(route.path)
     ]
     if route.query is not None:
         schema = schema_of[repr(route.query)]
@@ -188,8 +187,9 @@ def _parameters(
     return parameters
 
 
-def _part_schema(pattern: str) -> dict[str, Any]:
-    return _NO_NUL if pattern in ("", *_ANYTHING) else {**_NO_NUL, "pattern": f"^{pattern}$"}
+def _part_schema(route: BoundRoute, name: str) -> dict[str, Any]:
+    pattern = route.parts.get(name)
+    return _NO_NUL if pattern is None else {**_NO_NUL, "pattern": f"^{pattern}$"}
 
 
 def _of_url(member: dict[str, Any], *, may_be_empty: bool) -> dict[str, Any]:

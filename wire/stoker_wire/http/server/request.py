@@ -60,6 +60,7 @@ class BoundRoute:
         raw_body: bool = False,
         stream: bool = False,
         media_type: str = BYTES,
+        parts: Mapping[str, str] | None = None,
         max_body_bytes: int = 0,
         idempotency: bool = True,
         before_ready: bool = False,
@@ -77,6 +78,7 @@ class BoundRoute:
         self.raw_body = raw_body
         self.stream = stream
         self.media_type = media_type
+        self.parts = parts or {}
         self.max_body_bytes = max_body_bytes
         self.idempotency = idempotency and method == "POST"
         self.before_ready = before_ready

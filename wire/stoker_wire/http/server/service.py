@@ -49,7 +49,7 @@ from stoker_wire.tls.listener import TlsSite
 from stoker_wire.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from stoker_wire.http.server.tokens import Authority
     from stoker_wire.messages.common import Role
@@ -157,6 +157,7 @@ class Service:
         raw_body: bool = False,
         stream: bool = False,
         media_type: str = BYTES,
+        parts: Mapping[str, str] | None = None,
         max_body_bytes: int | None = None,
         idempotency: bool = True,
         before_ready: bool = False,
@@ -166,8 +167,8 @@ class Service:
 
         ``roles`` are those of which a caller needs one (a table always names them). ``body``,
         ``reply`` and ``query`` are message types (``reply`` of one line for a ``stream``), ``media_type``
-        is that of a reply of bytes. With ``raw_body`` the handler awaits ``req.read()`` itself. A
-        ``stream`` has no deadline.
+        is that of a reply of bytes, ``parts`` are patterns of parts of the path. With ``raw_body`` the
+        handler awaits ``req.read()`` itself. A ``stream`` has no deadline.
         ``idempotency=False`` leaves Idempotency-Key to the handler. ``before_ready`` answers even while
         the service is not ready. Of ``expensive`` ones each user has a rate.
         """
@@ -184,6 +185,7 @@ class Service:
                 raw_body=raw_body,
                 stream=stream,
                 media_type=media_type,
+                parts=parts,
                 max_body_bytes=max_body_bytes or self.settings.max_body_bytes,
                 idempotency=idempotency,
                 before_ready=before_ready,
