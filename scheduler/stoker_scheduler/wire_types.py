@@ -543,7 +543,13 @@ def resources_of(state: State) -> ClusterResources:
 def usage_of(state: State) -> list[QueueUsage]:
     """Return what each queue that is known, with those below it, has and waits for."""
     tenants = state.tenants
-    used: dict[str, dict[str, int]] = {name: {} for name in tenants.names}
+    # A lease of nothing (0 CPUs) is in no account's usage, and its queue may have been removed since.
+    accounts = (
+        *state.usage,
+        *(one.account for one in (*state.leases.values(), *state.pending.values())),
+    )
+    queues = dict.fromkeys(above for one in accounts for above in tenants.names_above(one.queue))
+    used: dict[str, dict[str, int]] = {name: {} for name in (*tenants.names, *queues)}
     leases, waiting = dict.fromkeys(used, 0), dict.fromkeys(used, 0)
     for account, units in state.usage.items():
         for name in tenants.names_above(account.queue):

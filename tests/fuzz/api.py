@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tests.fuzz.world import World
 
 POSITIVE_SHARE = 0.7
+MAX_ROUNDS = 3
 _ACCEPTS = (JSON, JSON, MSGPACK, MSGPACK, NDJSON, EVENT_STREAM)
 
 
@@ -68,18 +69,20 @@ class ServiceFuzzer:
         """What was found until now."""
         return Outcome(self.service, self._inputs, self._seconds, list(self._findings.values()))
 
-    def fuzz(self, operation: Any, cases: int) -> None:
-        """Send cases of one operation."""
+    def fuzz(self, operation: Any, cases: int, again: int = 0) -> None:
+        """Send cases of one operation; ``again`` they are others."""
         began_s = time.monotonic()
         name = name_of(operation)
         self.world.prepare()
         wrong = round(cases * (1 - POSITIVE_SHARE)) if _can_be_wrong(operation) else 0
-        self._fuzz(operation, name, GenerationMode.POSITIVE, cases - wrong)
-        self._fuzz(operation, name, GenerationMode.NEGATIVE, wrong)
+        self._fuzz(operation, name, GenerationMode.POSITIVE, cases - wrong, again)
+        self._fuzz(operation, name, GenerationMode.NEGATIVE, wrong, again)
         self._seconds += time.monotonic() - began_s
 
-    def _fuzz(self, operation: Any, name: str, mode: GenerationMode, cases: int) -> None:
-        rng = random.Random(f"{self.seed} {self.service} {name} {mode}")
+    def _fuzz(
+        self, operation: Any, name: str, mode: GenerationMode, cases: int, again: int
+    ) -> None:
+        rng = random.Random(f"{self.seed} {self.service} {name} {mode} {again}")
         if not cases:
             return
         connection = Connection(self._api)
@@ -168,8 +171,14 @@ def fuzz_api(
             chosen = random.Random(f"{seed} operations").sample(chosen, operations)
         if operation:
             cases = cases // sum(len(fuzzer.operations) for fuzzer in fuzzers)
-        for fuzzer, one in chosen:
-            fuzzer.fuzz(one, max(2, -(-cases // len(chosen))))
+        each = max(2, -(-cases // len(chosen)))
+        for again in range(MAX_ROUNDS):
+            # An operation without parameters has one case: the others get more.
+            for fuzzer, one in chosen:
+                if not again or _can_be_wrong(one):
+                    left = cases - sum(fuzzer.outcome.inputs for fuzzer in fuzzers)
+                    if left > 0 or not again:
+                        fuzzer.fuzz(one, each, again)
         return [fuzzer.outcome for fuzzer in fuzzers]
 
 

@@ -26,7 +26,7 @@ SPARED = {
 made again."""
 
 BY_STATE = tuple(
-    re.compile(rule)
+    re.compile(rule, re.DOTALL)
     for rule in (
         # What there is.
         r"^cursor: .* is none of this list",
@@ -62,7 +62,7 @@ BY_STATE = tuple(
 """Reasons of 400 for a request that fits its schema."""
 
 UNAVAILABLE = tuple(
-    re.compile(reason)
+    re.compile(reason, re.DOTALL)
     for reason in (
         r"passed its deadline of",
         r"^no .* leads now",

@@ -300,7 +300,8 @@ class Demand(Message):
     ``node_filter`` is a condition that the node must meet besides.
     ``locality`` maps node ids to bytes of large arguments that are already there. ``preemptible`` work may be
     ended while it runs, ``preemption_grace_s`` after its notice (None: as the cluster is set). ``background``
-    work has what other work leaves free, and is ended when that needs it.
+    work has what other work leaves free, and is ended when that needs it. What is in a placement group
+    (``strategy``) is no background work, and has no filter of its own.
     """
 
     job_id: Name

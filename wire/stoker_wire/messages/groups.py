@@ -196,7 +196,8 @@ PREPARED_TTL_S = 30.0
 class PlanRequest(Message):
     """Demands to place one after the other, as if they were requested now; nothing is allocated.
 
-    With ``bundles`` it is a placement group that is placed, before the demands. All is as work of the job
+    With ``bundles`` it is a placement group that is placed, before the demands; of the two
+    there is one at least. All is as work of the job
     ``job_id``, or where that is empty of a job in ``queue`` with ``priority``, of ``user`` (the caller, if
     empty).
     """

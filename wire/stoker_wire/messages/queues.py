@@ -76,7 +76,7 @@ class ChangeQueue(Message):
 
 
 class SetQueues(Message):
-    """Request that there be these queues, and no others but the default one; all at once or not at all."""
+    """Request that there be these queues, each named once, and no others but the default one: all or none."""
 
     queues: Annotated[tuple[CreateQueue, ...], msgspec.Meta(max_length=1000)]
     force: bool = False

@@ -82,7 +82,7 @@ Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class JobArray(Message):
-    """The indices of a job array, each run once, at most ``parallelism`` of them at a time (0: all).
+    """The indices of a job array, each there once, at most ``parallelism`` of them at a time (0: all).
 
     Each is a job ``JOB.INDEX``, which finds its index in ``STOKER_ARRAY_INDEX``.
     """
