@@ -544,10 +544,9 @@ def usage_of(state: State) -> list[QueueUsage]:
     """Return what each queue that is known, with those below it, has and waits for."""
     tenants = state.tenants
     # A lease of nothing (0 CPUs) is in no account's usage, and its queue may have been removed since.
-    accounts = (
-        *state.usage,
-        *(one.account for one in (*state.leases.values(), *state.pending.values())),
-    )
+    holders = [lease.account for lease in state.leases.values()]
+    waiters = [pending.account for pending in state.pending.values()]
+    accounts = (*state.usage, *holders, *waiters)
     queues = dict.fromkeys(above for one in accounts for above in tenants.names_above(one.queue))
     used: dict[str, dict[str, int]] = {name: {} for name in (*tenants.names, *queues)}
     leases, waiting = dict.fromkeys(used, 0), dict.fromkeys(used, 0)
