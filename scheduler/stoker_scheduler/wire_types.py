@@ -544,9 +544,8 @@ def usage_of(state: State) -> list[QueueUsage]:
     """Return what each queue that is known, with those below it, has and waits for."""
     tenants = state.tenants
     # A lease of nothing (0 CPUs) is in no account's usage, and its queue may have been removed since.
-    holders = [lease.account for lease in state.leases.values()]
-    waiters = [pending.account for pending in state.pending.values()]
-    accounts = (*state.usage, *holders, *waiters)
+    waiting_ones = [pending.account for pending in state.pending.values()]
+    accounts = (*state.usage, *waiting_ones, *(lease.account for lease in state.leases.values()))
     queues = dict.fromkeys(above for one in accounts for above in tenants.names_above(one.queue))
     used: dict[str, dict[str, int]] = {name: {} for name in (*tenants.names, *queues)}
     leases, waiting = dict.fromkeys(used, 0), dict.fromkeys(used, 0)
