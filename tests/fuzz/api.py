@@ -110,7 +110,7 @@ class ServiceFuzzer:
         parameters = dict(case.path_parameters or {})
         if (self.service, method, operation.path) not in SPARED:
             for name in parameters:
-                known = self.world.known.get(name)
+                known = _fitting(self.world.known.get(name, []), operation, name)
                 if known and rng.random() < 0.6:
                     parameters[name] = rng.choice(known)
         if case.media_type in (JSON, MSGPACK):
@@ -145,6 +145,14 @@ class ServiceFuzzer:
             self._findings[kind] = Finding(
                 f"{name}: {fault}\n  sent {sent}\n  got {got.status}\n{trace}", repeat
             )
+
+
+def _fitting(values: list[str], operation: Any, name: str) -> list[str]:
+    """Return those of some values that the document admits for a part of the path."""
+    for one in operation.definition.raw["parameters"]:
+        if (one["in"], one["name"]) == ("path", name):
+            return [value for value in values if re.search(one["schema"]["pattern"], value)]
+    return values
 
 
 def name_of(operation: Any) -> str:
