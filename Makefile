@@ -16,6 +16,7 @@ BENCH_ARGS ?=
 LOCK_ARGS ?=
 AUDIT_ARGS ?=
 FLAKES_ARGS ?=
+FUZZ_ARGS ?=
 # Today's plugin (v2), else yesterday's program (v1).
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 NODES ?= 2
@@ -25,7 +26,7 @@ export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 # Where it is set, each of a thousand processes compiles all our modules for itself: a cluster starts in 0.9 s, not in 0.5.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env services demo test sim chaos flakes check types format docs lock sbom audit release bench up down pin soak clean
+.PHONY: help env services demo test sim fuzz chaos flakes check types format docs lock sbom audit release bench up down pin soak clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +46,9 @@ test: services  ## run every test that needs no GPU (about 15 minutes on 2 cores
 
 sim: env  ## Random worlds under faults: 1,000 x 10,000 events of the scheduler's core, 2,000 of objects, 5,000 clusters (SIM_ARGS="--clusters 100")
 	@$(PY) -m tests.sim $(SIM_ARGS)
+
+fuzz: env  ## 10,000 cases of the live API by its own documents, 100,000 damaged inputs of every decoder (FUZZ_ARGS="--only frames")
+	@$(PY) -m tests.fuzz $(FUZZ_ARGS)
 
 chaos: services  ## 4 workloads through 31 faults of real processes, within an hour, and a report (CHAOS_ARGS="--faults 'gcs killed'")
 	@$(PY) -m tests.chaos.matrix $(CHAOS_ARGS)

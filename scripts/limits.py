@@ -15,7 +15,7 @@ import msgspec.inspect as types
 from aiohttp.web_protocol import RequestHandler
 
 from stoker_gcs.api.routes import ROUTES as GCS
-from stoker_gcs.registry.nodes.rules import MAX_AMOUNT, MAX_GPUS
+from stoker_gcs.registry.nodes.rules import MAX_AMOUNT
 from stoker_gcs.registry.queues.registry import MAX_QUEUES
 from stoker_gcs.registry.schedules.registry import MAX_SCHEDULES
 from stoker_nodelet.api import ROUTES as NODELET
@@ -28,9 +28,11 @@ from stoker_wire.data.frames import MAX_BUFFERS
 from stoker_wire.data.spool import MAX_FRAME_BYTES
 from stoker_wire.http.codec import EXPLAINED_NBYTES
 from stoker_wire.http.server.connections import RESERVE
-from stoker_wire.http.server.dispatch import MAX_KEY_CHARACTERS, MAX_REQUEST_ID, MAX_TIMEOUT_S
+from stoker_wire.http.server.dispatch import MAX_REQUEST_ID, MAX_TIMEOUT_S
+from stoker_wire.http.server.idempotency import MAX_KEY_CHARACTERS
 from stoker_wire.http.server.rates import BURST_S
 from stoker_wire.http.server.routes import Route, WebSocketRoute
+from stoker_wire.messages.cluster import MAX_GPUS
 from stoker_wire.messages.common import MAX_INT64
 from stoker_wire.process.files.open_files import MOST
 from stoker_wire.settings import Settings

@@ -6,6 +6,7 @@ The routes of objects between nodes are in :mod:`stoker_nodelet.transfer.service
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,11 +30,13 @@ from stoker_wire.errors import (
     NotFoundError,
     UnavailableError,
 )
+from stoker_wire.http.codec import TAR
 from stoker_wire.http.paging import page_of
 from stoker_wire.http.principals import ADMINS, GCS, JOBS, NODES, SCHEDULERS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.service import Request, bytes_response, stream_response
 from stoker_wire.messages.cluster import (
+    GPU_INDEX,
     HeldLeases,
     ReleaseLeases,
     StartedLease,
@@ -208,8 +211,8 @@ class Api:
 
     async def release_gpu(self, req: Request) -> Empty:
         index = req.path["index"]
-        if not index.isdecimal():
-            raise BadRequestError(f"index: {index!r} is no number of a GPU", field="index")
+        if not re.fullmatch(GPU_INDEX, index):
+            raise BadRequestError(f"index: {index[:40]!r} is no number of a GPU", field="index")
         self.workers.release_gpu(int(index))
         return Empty()
 
@@ -295,7 +298,7 @@ class Api:
 
     async def download_job_output(self, req: Request) -> web.StreamResponse:
         parts = await self.workers.folders.archive(req.path["job_id"])
-        return await bytes_response(req, parts, "application/x-tar")
+        return await bytes_response(req, parts, TAR)
 
     async def flush_tasks(self, _: Request) -> TaskHistoryStatus:
         if not await self.spool.flush():
@@ -384,7 +387,7 @@ ROUTES = (
         summary="Give a worker notice before its end: its code has something to save",
     ),
     Route(
-        "POST", "/v1/gpus/{index}/release", Api.release_gpu,
+        "POST", "/v1/gpus/{index}/release", Api.release_gpu, parts={"index": GPU_INDEX},
         reply=Empty, roles=GCS | ADMINS, summary="Put a quarantined GPU back to use",
     ),
     Route(
@@ -434,6 +437,7 @@ ROUTES = (
     ),
     Route(
         "GET", "/v1/jobs/{job_id}/output.tar", Api.download_job_output, stream=True,
+        media_type=TAR,
         roles=GCS,
         summary="Download what a job wrote into its output folder here, as a tar archive",
     ),

@@ -22,6 +22,7 @@ from stoker_scheduler.core.queueing.policies import POLICIES
 from stoker_scheduler.jobs import JobDirectory, JobFacts
 from stoker_scheduler.policy_loading import load_policies
 from stoker_scheduler.wire_types import gang_of, node_filter_of, requirements_of, spec_of
+from stoker_wire.amounts import SMALLEST_PART
 from stoker_wire.errors import CompactedError, NotFoundError, StokerError
 from stoker_wire.messages.cluster import (
     Demand,
@@ -438,6 +439,9 @@ def queue_spec_of(queue: Queue) -> QueueSpec:
 
 
 def _limits_of(amounts: Mapping[str, float]) -> dict[str, int]:
-    """Return the most that there may be of each resource, in units; none at all is a limit as well."""
-    units = to_units(amounts)
+    """Return the most that there may be of each resource, in units; none at all is a limit as well.
+
+    So is less than can be counted, which a gcs before this version has taken.
+    """
+    units = to_units({name: amount for name, amount in amounts.items() if amount >= SMALLEST_PART})
     return {name: units.get(name, 0) for name in sorted(amounts)}

@@ -103,6 +103,11 @@ def requirements_of(
     """
     strategy = demand.strategy
     try:
+        if demand.kind is LeaseKind.BUNDLE:
+            # Without a group, which the core would look for once it is placed.
+            raise InvalidDemandError(
+                "kind", "kind: bundles are reserved with their placement group\nask for that one"
+            )
         return make_requirements(
             demand.resources,
             terms=terms_of(demand.label_selector),
@@ -538,7 +543,11 @@ def resources_of(state: State) -> ClusterResources:
 def usage_of(state: State) -> list[QueueUsage]:
     """Return what each queue that is known, with those below it, has and waits for."""
     tenants = state.tenants
-    used: dict[str, dict[str, int]] = {name: {} for name in tenants.names}
+    # A lease of nothing (0 CPUs) is in no account's usage, and its queue may have been removed since.
+    waiting_ones = [pending.account for pending in state.pending.values()]
+    accounts = (*state.usage, *waiting_ones, *(lease.account for lease in state.leases.values()))
+    queues = dict.fromkeys(above for one in accounts for above in tenants.names_above(one.queue))
+    used: dict[str, dict[str, int]] = {name: {} for name in (*tenants.names, *queues)}
     leases, waiting = dict.fromkeys(used, 0), dict.fromkeys(used, 0)
     for account, units in state.usage.items():
         for name in tenants.names_above(account.queue):

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from stoker_wire.errors import BadRequestError
+
+SMALLEST_PART = 1e-4
+"""The smallest amount of a resource that can be asked for, or offered: schedulers count in it."""
+
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -19,3 +26,14 @@ def parse_amount(written: object) -> float:
         return float(number) * unit
     except ValueError:
         raise ValueError(f"{written!r} is no amount, such as 2, 0.5 or 8GiB") from None
+
+
+def check_parts(amounts: Mapping[str, float], field: str) -> None:
+    """Raise BadRequestError for the first amount that is too small to be counted, and is not 0."""
+    for name, amount in amounts.items():
+        if 0 < amount < SMALLEST_PART:
+            raise BadRequestError(
+                f"{field}: {name}={amount:g} is less than {SMALLEST_PART:g}, the smallest part\n"
+                "ask for none (0), or for more",
+                field=f"{field}.{name}",
+            )

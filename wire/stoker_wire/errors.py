@@ -35,7 +35,7 @@ Each class is also the built-in exception that a Python programmer expects (righ
     ├── StartError                 start_failed         500  RuntimeError: a process did not start
     │   ├── PortInUseError         port_in_use          500  and OSError
     │   ├── OpenBindError          open_bind            500  and ValueError
-    │   └── DatabaseError          database_unusable    500  not reachable, or not migrated
+    │   └── DatabaseError          database_unusable    500  not reachable, not migrated, or damaged
     ├── InternalError              internal             500  RuntimeError
     ├── SerializationError         unserializable       400  TypeError: names the bad member's path
     └── WorkFailedError            work_failed          what happened to a task, actor or object
@@ -47,7 +47,7 @@ Each class is also the built-in exception that a Python programmer expects (righ
         │   └── PreemptedError     preempted            its place went to other work
         ├── ActorDiedError         actor_died           ConnectionError
         ├── ActorUnavailableError  actor_unavailable    ConnectionError: may be called again later
-        ├── ObjectLostError        object_lost          LookupError
+        ├── ObjectLostError        object_lost          410  LookupError
         │   ├── OwnerDiedError     owner_died           and ConnectionError
         │   └── ObjectFreedError   object_freed
         └── NodeDiedError          node_died            ConnectionError
@@ -332,7 +332,7 @@ class OpenBindError(StartError, ValueError):
 
 
 class DatabaseError(StartError):
-    """The database cannot be reached, or its schema is not the one this version needs."""
+    """The database cannot be reached, its schema is not the one this version needs, or a row is damaged."""
 
     code = "database_unusable"
 
@@ -423,6 +423,7 @@ class ObjectLostError(WorkFailedError, LookupError):
     """An object's bytes are gone."""
 
     code = "object_lost"
+    status = 410
 
 
 class OwnerDiedError(ObjectLostError, ConnectionError):

@@ -68,6 +68,11 @@ def is_id(value: str, prefix: Prefix) -> bool:
     return value.startswith(f"{prefix.value}_") and _SHAPE.fullmatch(value) is not None
 
 
+def id_pattern(prefix: Prefix) -> str:
+    """Return the regular expression of the ids of a kind, as JSON Schema takes it."""
+    return rf"{prefix.value}_[0-9a-z_.-]{{1,120}}"
+
+
 def check_id(value: str, prefix: Prefix, *, field: str) -> str:
     """Return ``value`` if it names a ``prefix``, else raise an error that names the field."""
     if not is_id(value, prefix):

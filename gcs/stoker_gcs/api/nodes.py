@@ -17,6 +17,7 @@ from stoker_wire.http.paging import page_of
 from stoker_wire.http.principals import ADMINS, NODES, READERS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.cluster import (
+    GPU_INDEX,
     ChangeTaints,
     CordonNode,
     DrainNode,
@@ -199,6 +200,7 @@ ROUTES = (
         "POST",
         "/v1/nodes/{node_id}/gpus/{index}/release",
         release_gpu,
+        parts={"index": GPU_INDEX},
         roles=ADMINS,
         summary="Put a quarantined GPU back to use",
     ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.errors import NotFoundError, StokerError, UnavailableError
+from stoker_wire.http.codec import TAR
 from stoker_wire.http.principals import WORK
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.watch import bytes_response
@@ -45,7 +46,7 @@ async def stream_archive(app: GcsApp, req: Request) -> web.StreamResponse:
     path = f"/v1/jobs/{job.job_id}/output.tar"
     async with app.peers.nodelet(node_id).open("GET", path) as response:
         chunks = _bounded_silence(response.content.iter_any(), node_id)
-        return await bytes_response(req, chunks, "application/x-tar")
+        return await bytes_response(req, chunks, TAR)
 
 
 async def _locate(peers: PeerClients, job: Job) -> JobOutput:
@@ -104,6 +105,7 @@ ROUTES = (
         stream_archive,
         query=OutputQuery,
         stream=True,
+        media_type=TAR,
         roles=WORK,
         summary="Download output files of job from one node (default: its driver's), as a tar archive",
     ),

@@ -28,7 +28,7 @@ from stoker_gcs.store.changes import (
     Value,
     WriteConflict,
 )
-from stoker_wire.errors import ConflictError, NotFoundError
+from stoker_wire.errors import ConflictError, DatabaseError, NotFoundError
 from stoker_wire.http.paging import bad_cursor
 from stoker_wire.messages.control import COUNTED, Order, Page, Sort
 from stoker_wire.messages.events import EventKind, RemovedRecords
@@ -90,8 +90,15 @@ class RecordTable(Generic[R]):
         return {**self._columns(record), "version": version, "record": _encode(record)}
 
     def decode(self, row: Row) -> Versioned[R]:
-        """Return the record of a row."""
-        return Versioned(self._decoder.decode(row["record"]), row)
+        """Return the record of a row; DatabaseError if it is damaged."""
+        try:
+            return Versioned(self._decoder.decode(row["record"]), row)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            key = ", ".join(str(row.get(name, "")) for name in self.table.key)
+            raise DatabaseError(
+                f"the record of {self.label} {key} cannot be read\n{error}\n"
+                f"its row in the table {self.table.name} is damaged: restore a backup, or delete the row"
+            ) from None
 
     def insert(self, record: R, **more: Value) -> Insert:
         """Return the operation that adds a record."""

@@ -9,6 +9,7 @@ import msgspec
 from stoker_gcs.state.schema import TASKS
 from stoker_gcs.store.task_merge import is_array
 from stoker_wire.data.spool import record_of
+from stoker_wire.errors import DatabaseError
 from stoker_wire.messages.control import Event
 
 if TYPE_CHECKING:
@@ -47,13 +48,20 @@ def numbered(event: Append, seq: int) -> Event:
 
 
 def event_of(row: Mapping[str, Any]) -> Event:
-    """Return the event of a row of ``events``."""
+    """Return the event of a row of ``events``; DatabaseError if it is damaged."""
+    try:
+        payload = _payload.decode(row["payload"])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DatabaseError(
+            f"event {row['seq']} cannot be read\n{error}\n"
+            "its row in the table events is damaged: restore a backup, or delete the row"
+        ) from None
     return Event(
         seq=row["seq"],
         at_s=row["at_s"],
         kind=row["kind"],
         subject=row["subject"],
-        payload=_payload.decode(row["payload"]),
+        payload=payload,
     )
 
 

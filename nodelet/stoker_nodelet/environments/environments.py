@@ -37,6 +37,8 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _MAX_MEMBERS = 100_000
 _MEMBER = b"PK\1\2"
 """Before each entry of an archive's table of contents, which zipfile reads as a whole."""
+_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+"""Compressions that are read: of others a few bytes can ask for gigabytes of memory to begin with."""
 _MAX_MARKS = 4 * _MAX_MEMBERS
 """How often these bytes may occur: they may be in a member, too, that is a zip itself."""
 
@@ -268,6 +270,11 @@ def _extract_members(content: bytes, root: Path, package: str, max_bytes: int) -
                     raise RuntimeEnvSetupError(
                         f"package {_short(package)} has a member that leaves it\n"
                         f"member {member.filename!r} leaves the package {package}"
+                    )
+                if member.compress_type not in _METHODS:
+                    raise RuntimeEnvSetupError(
+                        f"package {_short(package)} is compressed by a method that is not taken\n"
+                        f"member {member.filename!r} of the package {package}; write it with ZIP_DEFLATED"
                     )
                 archive.extract(member, root)
                 if mode & 0o111 and not member.is_dir():

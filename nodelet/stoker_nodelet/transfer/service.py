@@ -22,7 +22,7 @@ from stoker_wire.errors import NotFoundError, ObjectLostError, StokerError, Unav
 from stoker_wire.http.client.pool import ClientPool
 from stoker_wire.http.principals import GCS, JOBS, NODES
 from stoker_wire.http.server.routes import Route
-from stoker_wire.ids import Prefix, check_id
+from stoker_wire.ids import Prefix, check_id, id_pattern
 from stoker_wire.messages.cluster import Node, NodeState
 from stoker_wire.messages.common import Empty
 from stoker_wire.messages.node_api import ChunksQuery, TakenOver
@@ -338,6 +338,7 @@ ROUTES = (
     ),
     Route(
         "POST", "/v1/objects/{id}/pull", Transfer.pull, before_ready=True,
+        parts={"id": id_pattern(Prefix.OBJECT)},
         body=PullObject, reply=ObjectInfo,
         roles=GCS | NODES | JOBS,
         summary="Pull another node's object into this arena, once however many ask",

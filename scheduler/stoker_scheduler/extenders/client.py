@@ -144,7 +144,7 @@ class Extenders:
         except TimeoutError:
             text = f"it did not answer {verb} within its httpTimeout of {config.timeout_s:g} s"
             raise ExtenderError(text) from None
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ExtenderError(f"its answer to {verb} is no JSON ({error})") from None
         except aiohttp.ClientError as error:
             raise ExtenderError(f"it cannot be reached ({error})") from None

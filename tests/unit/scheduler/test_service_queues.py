@@ -157,3 +157,16 @@ async def test_a_jobs_priority_is_added_to_that_of_its_tasks(setup: Setup) -> No
     assert granted.granted and not low.done()
     await setup.release(*ids(granted))
     assert (await low).granted
+
+
+async def test_a_lease_of_nothing_counts_in_a_queue_that_is_not_known(setup: Setup) -> None:
+    await setup.node(CPU=1)
+    await setup.lead()
+    assert ids(await setup.ask(CPU=0))
+    await setup.gcs.tell("queue.created", "team", Queue(name="team"))
+
+    async def is_known() -> bool:
+        return "team" in await usage(setup)
+
+    await until(is_known)
+    assert (await usage(setup))["default"].leases == 1

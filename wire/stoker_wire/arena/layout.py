@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+from stoker_wire.errors import ObjectLostError
 
 MAGIC = b"stoker1\n"
 ALIGNMENT = 64
 _PREFIX = struct.Struct("<8s64sIQ")
 PREFIX_NBYTES = _PREFIX.size
+_Length = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class ObjectHead(msgspec.Struct, frozen=True, array_like=True):
@@ -27,17 +30,22 @@ class ObjectHead(msgspec.Struct, frozen=True, array_like=True):
     job_id: str
     owner_id: str
     created_at_s: float
-    data_nbytes: int
-    buffers_nbytes: tuple[int, ...]
+    data_nbytes: _Length
+    buffers_nbytes: tuple[_Length, ...]
 
 
 def pack_head(object_id: str, head: ObjectHead) -> tuple[bytes, int]:
     """Return the bytes before the stream, and the length of the whole object."""
     encoded = msgspec.msgpack.encode(head)
-    total = _PREFIX.size + len(encoded) + head.data_nbytes
+    total = _total(_PREFIX.size + len(encoded), head)
+    return _PREFIX.pack(MAGIC, object_id.encode(), len(encoded), total) + encoded, total
+
+
+def _total(begin: int, head: ObjectHead) -> int:
+    total = begin + head.data_nbytes
     for nbytes in head.buffers_nbytes:
         total += -total % ALIGNMENT + nbytes
-    return _PREFIX.pack(MAGIC, object_id.encode(), len(encoded), total) + encoded, total
+    return total
 
 
 def id_of(prefix: bytes) -> str:
@@ -55,16 +63,28 @@ def read_head(whole: Any) -> tuple[ObjectHead, int, int]:
         magic, _, head_nbytes, total = _PREFIX.unpack_from(view)
         begin = _PREFIX.size + head_nbytes
         head = msgspec.msgpack.decode(view[_PREFIX.size : begin], type=ObjectHead)
-    except (struct.error, msgspec.DecodeError) as error:
+    except (struct.error, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"not a stored object: {error}") from None
     if magic != MAGIC:
         raise ValueError("not a stored object: it begins with other bytes")
+    if begin > view.nbytes or total != _total(begin, head):
+        raise ValueError("not a stored object: its head announces another length")
     return head, begin, total
 
 
 def split(whole: memoryview) -> tuple[memoryview, list[memoryview]]:
-    """Return the stream and the buffers of a stored object's bytes, without copying."""
-    head, begin, _ = read_head(whole)
+    """Return the stream and the buffers of a stored object's bytes, without copying.
+
+    ObjectLostError if they are damaged: a view must not be shorter than what was stored.
+    """
+    try:
+        head, begin, total = read_head(whole)
+    except ValueError as error:
+        raise ObjectLostError(f"the bytes of an object are damaged\n{error}") from None
+    if total > whole.nbytes:
+        raise ObjectLostError(
+            f"the bytes of an object are damaged\n{whole.nbytes} of {total} bytes are there"
+        )
     offset = begin + head.data_nbytes
     data, buffers = whole[begin:offset], []
     for nbytes in head.buffers_nbytes:

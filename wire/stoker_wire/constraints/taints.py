@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from stoker_wire.messages.common import Message, Record, Seconds, Time
+from stoker_wire.messages.common import Message, Record, Seconds, Time, stated
 
 MAX_TAINTS = 64
 """Taints of a node, or tolerations of a request."""
@@ -33,6 +33,11 @@ class TaintEffect(StrEnum):
     """Other nodes that fit are taken first."""
     NO_EXECUTE = "NoExecute"
     """Nothing more is placed on the node, and what is there is ended, with notice, and goes elsewhere."""
+
+
+_EFFECTS = f"({'|'.join(TaintEffect)})"
+TaintText = Annotated[str, stated(pattern=rf"^{_NAME}(={_VALUE})?:{_EFFECTS}$")]
+TaintRemoval = Annotated[str, stated(pattern=rf"^{_NAME}(:{_EFFECTS})?-$")]
 
 
 class Taint(Record):

@@ -16,6 +16,7 @@ from stoker_wire.messages.control import LogStream
 START = b"\x1estoker:"
 KEY_BYTES = 16
 _DIGEST_BYTES = 8
+_STREAMS = {stream.value: stream for stream in LogStream}
 
 
 def mark_line(key: bytes, stream: LogStream, name: str) -> bytes:
@@ -25,14 +26,17 @@ def mark_line(key: bytes, stream: LogStream, name: str) -> bytes:
 
 
 def read_mark(key: bytes, line: bytes) -> tuple[LogStream, str] | None:
-    """Return the stream and the name of a mark; None for any other line, and for one of another key."""
+    """Return the stream and the name of a mark; None for any other line, and for one of another key.
+
+    Code that has found its worker's key may mark a stream that there is none of: no mark either.
+    """
     if not line.startswith(START) or not key:
         return None
     digest, _, said = line.removeprefix(START).removesuffix(b"\n").partition(b":")
     if not hmac.compare_digest(digest, _digest(key, said)):
         return None
     stream, _, name = said.decode(errors="replace").partition(":")
-    return LogStream(stream), name
+    return (_STREAMS[stream], name) if stream in _STREAMS else None
 
 
 def _digest(key: bytes, said: bytes) -> bytes:

@@ -22,6 +22,8 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 BYTES = "application/octet-stream"
 NDJSON = "application/x-ndjson"
+TEXT = "text/plain"
+TAR = "application/x-tar"
 EVENT_STREAM = "text/event-stream"
 PROBLEM = "application/problem+json"
 

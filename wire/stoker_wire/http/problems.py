@@ -85,7 +85,7 @@ def error_of(raw: bytes, *, status: int, source: str) -> StokerError:
     """
     try:
         problem = msgspec.json.decode(raw, type=Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = raw[:200].decode("utf-8", "replace").strip()
         cls = UnavailableError if status in (502, 503, 504) else InternalError
         return cls(f"{source} answered {status}: {text}")

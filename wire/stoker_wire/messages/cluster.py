@@ -13,8 +13,16 @@ from typing import Annotated
 import msgspec
 
 from stoker_wire.constraints.conditions import NodeCondition
-from stoker_wire.constraints.taints import MAX_TAINTS, Taint, Toleration, Tolerations
+from stoker_wire.constraints.taints import (
+    MAX_TAINTS,
+    Taint,
+    TaintRemoval,
+    TaintText,
+    Toleration,
+    Tolerations,
+)
 from stoker_wire.messages.common import (
+    INDEX_KEYS,
     Address,
     Amount,
     Asked,
@@ -25,15 +33,21 @@ from stoker_wire.messages.common import (
     Message,
     Name,
     NodeFilterText,
+    NodeId,
+    NodeLabels,
     Offered,
     OnInfeasible,
+    Part,
     Record,
+    RequestId,
     Resources,
     RuntimeEnv,
     Selector,
+    ServiceUrl,
     Strategy,
     Text,
     Time,
+    stated,
 )
 
 MAX_MEASURES = 8192
@@ -84,8 +98,18 @@ class Device(Record):
     mig_profile: str = ""
     parent_uuid: str = ""
     numa_node: Int64 = -1
-    links: dict[Int64, Link] = {}
+    links: Annotated[dict[Int64, Link], INDEX_KEYS] = {}
     quarantine: str = ""
+
+
+MAX_GPUS = 1024
+GPU_INDEX = "[0-9]{1,4}"
+"""The pattern of the number of a GPU in a URL."""
+NodeResources = Annotated[
+    dict[str, Part],
+    msgspec.Meta(description="name -> amount; memory in bytes"),
+    stated(properties={"GPU": {"type": "integer", "minimum": 0, "maximum": MAX_GPUS}}),
+]
 
 
 class RegisterNode(Message):
@@ -96,15 +120,15 @@ class RegisterNode(Message):
     ``last_incarnation`` is the one that it had before, which a gcs whose database was restored may not know.
     """
 
-    node_id: str
-    url: str
+    node_id: NodeId
+    url: ServiceUrl
     unix: str
     hostname: str
     host_id: str
     pid: Int64
-    resources: Offered
+    resources: NodeResources
     devices: tuple[Device, ...] = ()
-    labels: Selector = {}
+    labels: NodeLabels = {}
     version: str = ""
     arena_dir: str = ""
     session_dir: str = ""
@@ -211,8 +235,8 @@ class DrainStatus(Record):
 class ChangeTaints(Message):
     """Request to change a node's taints: ``remove`` those of a key (``key-``), then ``add``."""
 
-    add: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
-    remove: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
+    add: Annotated[tuple[TaintText, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
+    remove: Annotated[tuple[TaintRemoval, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
 
 
 class Node(Record):
@@ -276,12 +300,13 @@ class Demand(Message):
     ``node_filter`` is a condition that the node must meet besides.
     ``locality`` maps node ids to bytes of large arguments that are already there. ``preemptible`` work may be
     ended while it runs, ``preemption_grace_s`` after its notice (None: as the cluster is set). ``background``
-    work has what other work leaves free, and is ended when that needs it.
+    work has what other work leaves free, and is ended when that needs it. What is in a placement group
+    (``strategy``) is no background work, and has no filter of its own.
     """
 
     job_id: Name
     resources: Asked
-    kind: LeaseKind = LeaseKind.TASK
+    kind: Annotated[LeaseKind, stated(enum=["task", "actor", "driver"])] = LeaseKind.TASK
     runtime_env: RuntimeEnv = RuntimeEnv()
     label_selector: Selector = {}
     node_filter: NodeFilterText = ""
@@ -336,7 +361,7 @@ class LeaseRequest(Message):
     ``task_ids`` are some of the waiting tasks, for explanations.
     """
 
-    request_id: str
+    request_id: RequestId
     owner_id: str
     demand: Demand
     count: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
@@ -365,7 +390,7 @@ class Lease(Record):
     node_id: str
     node_incarnation: Int64
     resources: Offered
-    gpus: dict[Int64, Amount] = {}
+    gpus: Annotated[dict[Int64, Amount], INDEX_KEYS] = {}
     granted_at_s: Time = 0.0
     blocked: bool = False
     actor_id: str = ""

@@ -10,6 +10,9 @@ from typing import Annotated, Any, dataclass_transform
 
 import msgspec
 
+from stoker_wire.amounts import SMALLEST_PART
+from stoker_wire.ids import Prefix, id_pattern
+
 
 # msgspec hands `frozen` and `kw_only` down to subclasses; type checkers learn it from this decorator.
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
@@ -27,8 +30,20 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=MAX_INT64)]
 """An integer that every encoding and SQL can hold; JSON alone would decode a larger one."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)]
 """A number of things, of bytes or of attempts."""
+
+
+def stated(**rules: Any) -> msgspec.Meta:
+    """Return rules of JSON Schema that a handler checks, with a better message than a decoder has.
+
+    They are in the API's document, so that a client can know them.
+    """
+    return msgspec.Meta(extra_json_schema=rules)
+
+
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 """An amount of a resource; memory is in bytes."""
+Part = Annotated[Amount, stated(anyOf=[{"const": 0}, {"minimum": SMALLEST_PART}])]
+"""An amount that a scheduler is to count: none, or not too small to be counted."""
 Resources = Annotated[dict[str, float], msgspec.Meta(description="name -> amount; memory in bytes")]
 """Resources in a reply: what is left of a node is less than nothing where a lease lends its CPUs."""
 Offered = Annotated[dict[str, Amount], msgspec.Meta(description="name -> amount; memory in bytes")]
@@ -43,14 +58,36 @@ Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 MAX_PARTS = 1000
 """Parts of one kind of a runtime environment, as its variables."""
 _PARTS = msgspec.Meta(max_length=MAX_PARTS)
+_WHOLE_OR_LESS = {
+    "GPU": {
+        "type": "number",
+        "anyOf": [
+            {"const": 0},
+            {"minimum": SMALLEST_PART, "maximum": 1},
+            {"minimum": 1, "maximum": 1e6, "multipleOf": 1},
+        ],
+    }
+}
 Asked = Annotated[
-    dict[Name, Amount],
+    dict[Name, Part],
     msgspec.Meta(max_length=MAX_NAMES, description="name -> amount; memory in bytes"),
+    stated(properties=_WHOLE_OR_LESS, **{"not": {"required": ["GPU", "gpu_memory"]}}),
 ]
 """Resources that a request asks for."""
 Labels = dict[str, str]
-Selector = Annotated[dict[Name, Text], msgspec.Meta(max_length=MAX_NAMES)]
-"""Conditions on labels, or the labels of a node."""
+NodeLabels = Annotated[dict[Name, Text], msgspec.Meta(max_length=MAX_NAMES)]
+"""The labels of a node."""
+_LABEL_VALUE = r"[A-Za-z0-9_][A-Za-z0-9_ ./+:@-]*"
+Selector = Annotated[
+    dict[
+        Annotated[Name, stated(minLength=1)],
+        Annotated[
+            Text, stated(pattern=rf"^!?({_LABEL_VALUE}|in\({_LABEL_VALUE}(,{_LABEL_VALUE})*\))$")
+        ],
+    ],
+    msgspec.Meta(max_length=MAX_NAMES),
+]
+"""Conditions on labels (:mod:`stoker_wire.constraints.label_selectors`)."""
 Metadata = Annotated[dict[Name, Text], msgspec.Meta(max_length=MAX_NAMES)]
 """Notes of a user on a job."""
 NoNul = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]
@@ -65,11 +102,40 @@ Id = Annotated[str, msgspec.Meta(max_length=512)]
 """An id in a record of another process: SQL has it in an index, which bounds it."""
 
 
+def id_rule(prefix: Prefix) -> msgspec.Meta:
+    """Return the rule of ids of a kind, which :func:`stoker_wire.ids.check_id` checks."""
+    return stated(pattern=f"^{id_pattern(prefix)}$")
+
+
+JobId = Annotated[Name, id_rule(Prefix.JOB)]
+ActorId = Annotated[Name, id_rule(Prefix.ACTOR)]
+GroupId = Annotated[Name, id_rule(Prefix.GROUP)]
+NodeId = Annotated[str, id_rule(Prefix.NODE)]
+ObjectId = Annotated[str, id_rule(Prefix.OBJECT)]
+RequestId = Annotated[str, id_rule(Prefix.REQUEST)]
+
+
+def states_rule(*kinds: type[StrEnum] | str) -> msgspec.Meta:
+    """Return the rule of a filter by state: one of the states, or several with commas between."""
+    names = [name for kind in kinds for name in ([kind] if isinstance(kind, str) else kind)]
+    one = f"({'|'.join(dict.fromkeys(names))})"
+    return stated(pattern=rf"^{one}(,{one})*$")
+
+
+INDEX_KEYS = stated(propertyNames={"pattern": r"^(0|-?[1-9][0-9]{0,17})$"})
+"""The rule of a mapping from integers, which JSON has as texts."""
+ServiceUrl = Annotated[
+    str, stated(format="uri", pattern=r"^https?://[A-Za-z0-9.-]+:[1-9][0-9]{0,3}(/.*)?$")
+]
+"""The URL of a service: its host and port are given."""
+
+
 NodeFilterText = Annotated[
     str,
     msgspec.Meta(
         max_length=4096,
         description="a condition on nodes, as labels.rack != 'r7' and free.gpu >= 2; '' for none",
+        extra_json_schema={"format": "node-filter"},
     ),
 ]
 

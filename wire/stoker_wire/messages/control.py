@@ -245,7 +245,8 @@ class KvPut(Message, tag_field="op", tag="put"):
     """Set a key, if all conditions hold that are given; otherwise 409 with its ``revision`` in ``extra``.
 
     ``if_absent``: it does not exist; ``if_revision``: its last change was this one (0: it does not
-    exist); ``if_value``: this is its value. Without ``ttl_s`` it stays until it is deleted.
+    exist); ``if_value``: this is its value. Without ``ttl_s`` it stays until it is deleted. A key and its
+    namespace have 2,000 bytes together.
     """
 
     key: KvKey

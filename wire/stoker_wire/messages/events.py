@@ -14,15 +14,23 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
-from stoker_wire.messages.cluster import Node, WorkerExit
-from stoker_wire.messages.common import Message, Record
+from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
+from stoker_wire.messages.common import Message, Record, stated, states_rule
 from stoker_wire.messages.control import Event, Leader, ListQuery, Position, Token
-from stoker_wire.messages.groups import PlacementGroup
-from stoker_wire.messages.objects import DetachedObject
+from stoker_wire.messages.groups import GroupState, PlacementGroup
+from stoker_wire.messages.objects import DetachedObject, DetachedState
 from stoker_wire.messages.queues import Queue
 from stoker_wire.messages.schedules import Schedule
 from stoker_wire.messages.tolerant import convert_known
-from stoker_wire.messages.work import Actor, Job, SlowRank, TaskRecord
+from stoker_wire.messages.work import (
+    Actor,
+    ActorState,
+    Job,
+    JobState,
+    SlowRank,
+    TaskRecord,
+    TaskState,
+)
 
 R = TypeVar("R", bound=Record)
 
@@ -271,19 +279,29 @@ class PastKind(StrEnum):
     TASKS = "tasks"
 
 
+_STATES = (
+    *(NodeState, JobState, ActorState, GroupState, DetachedState, TaskState),
+    *("STOPPED", "RUNNING", "PAUSED", "ACTIVE"),
+)
+
+
 class StateQuery(Message):
     """A moment, and what of it to show.
 
     ``at`` is a sequence number of the event log, a time in ISO 8601, or seconds since the epoch (a number
     with a point, or too large for a sequence number); empty means now. Without ``kind`` the reply has the
     first ``limit`` records of each kind but tasks, and counts of these; with it, one page of that kind.
-    ``state``, ``job_id`` and ``node_id`` are filters of records; commas separate several states. ``count``
-    asks for counts of tasks, too, for which the whole history is read.
+    ``state`` (one that the kind has), ``job_id`` and ``node_id`` are filters of records; commas separate
+    several states. ``count`` asks for counts of tasks, too, for which the whole history is read.
     """
 
-    at: Annotated[str, msgspec.Meta(max_length=64, examples=["1200", "2026-05-04T12:00:00Z"])] = ""
+    at: Annotated[
+        str,
+        msgspec.Meta(max_length=64, examples=["1200", "2026-05-04T12:00:00Z"]),
+        stated(format="moment"),
+    ] = ""
     kind: PastKind | None = None
-    state: str = ""
+    state: Annotated[str, states_rule(*_STATES)] = ""
     job_id: str = ""
     node_id: str = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100

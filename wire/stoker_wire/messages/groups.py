@@ -16,12 +16,15 @@ from stoker_wire.constraints.taints import Tolerations
 from stoker_wire.messages.cluster import Demand, GraceS, Lease
 from stoker_wire.messages.common import (
     Asked,
+    GroupId,
     Int64,
     Message,
     Name,
     NodeFilterText,
     Record,
+    RequestId,
     Selector,
+    stated,
 )
 from stoker_wire.messages.control import Constraint, Holder, Remedy, Verdict
 from stoker_wire.messages.work import Owner
@@ -65,9 +68,9 @@ class Reschedule(StrEnum):
 
 
 class Bundle(Message):
-    """Resources to be reserved together on one node that ``label_selector`` and ``node_filter`` admit."""
+    """Resources, one at least, to be reserved on one node, which the selector and the filter admit."""
 
-    resources: Asked
+    resources: Annotated[Asked, stated(minProperties=1)]
     label_selector: Selector = {}
     node_filter: NodeFilterText = ""
     tolerations: Tolerations = ()
@@ -83,7 +86,7 @@ class CreatePlacementGroup(Message):
     ``owner``. A ``preemptible`` one gives way as a whole, ``preemption_grace_s`` after a notice.
     """
 
-    group_id: Name
+    group_id: GroupId
     job_id: Name
     bundles: Bundles
     strategy: GroupStrategy = GroupStrategy.PACK
@@ -145,11 +148,11 @@ class PreemptGroup(Message):
 class RequestBundles(Message):
     """Request of the gcs to the scheduler for some bundles of a group, all or none.
 
-    ``indices`` are their numbers in the group; ``taken`` the nodes of those that it has.
+    ``indices`` are their numbers in the group, one for each; ``taken`` the nodes of those that it has.
     """
 
-    request_id: str
-    group_id: str
+    request_id: RequestId
+    group_id: GroupId
     job_id: str
     bundles: Bundles
     indices: tuple[Int64, ...]
@@ -193,7 +196,8 @@ PREPARED_TTL_S = 30.0
 class PlanRequest(Message):
     """Demands to place one after the other, as if they were requested now; nothing is allocated.
 
-    With ``bundles`` it is a placement group that is placed, before the demands. All is as work of the job
+    With ``bundles`` it is a placement group that is placed, before the demands; of the two
+    there is one at least. All is as work of the job
     ``job_id``, or where that is empty of a job in ``queue`` with ``priority``, of ``user`` (the caller, if
     empty).
     """

@@ -22,9 +22,12 @@ from stoker_wire.messages.common import (
     Int64,
     Message,
     Name,
+    ObjectId,
     Record,
     Text,
     Time,
+    id_rule,
+    states_rule,
 )
 from stoker_wire.messages.control import ListQuery
 
@@ -60,7 +63,7 @@ class ObjectInfo(Record):
     ``copy_of`` names the object's home if this is a copy that was pulled from there.
     """
 
-    object_id: str
+    object_id: ObjectId
     nbytes: Int64
     job_id: str = ""
     owner_id: str = ""
@@ -91,13 +94,13 @@ class MakeRoom(Message):
 class FreeObjects(Message):
     """Request of an owner to free its objects."""
 
-    object_ids: tuple[str, ...]
+    object_ids: tuple[ObjectId, ...]
 
 
 class AdoptObjects(Message):
     """Request of an owner to a node to become the home of objects of which it has copies."""
 
-    object_ids: tuple[str, ...]
+    object_ids: tuple[ObjectId, ...]
     disk: bool = False
     """Whether it shall keep them, detached ones, in a folder that outlives the nodelet."""
 
@@ -170,7 +173,7 @@ class CreateDetachedObject(Message):
     ``path`` is the file, of any file system of fsspec, from which it can be read as well.
     """
 
-    object_id: Name
+    object_id: Annotated[Name, id_rule(Prefix.OBJECT)]
     nbytes: Count
     name: ObjectName = ""
     namespace: Name = "default"
@@ -240,4 +243,4 @@ class DetachedObjectQuery(ListQuery):
     name: str = ""
     namespace: str = ""
     job_id: str = ""
-    state: str = ""
+    state: Annotated[str, states_rule(DetachedState)] = ""

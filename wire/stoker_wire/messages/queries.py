@@ -10,8 +10,11 @@ from typing import Annotated
 
 import msgspec
 
-from stoker_wire.messages.common import Count, Int64, Message
+from stoker_wire.messages.cluster import NodeState, WorkerState
+from stoker_wire.messages.common import Count, Int64, Message, states_rule
 from stoker_wire.messages.control import ListQuery, Position, TtlS, WaitS
+from stoker_wire.messages.groups import GroupState
+from stoker_wire.messages.work import ActorState, JobState, TaskState
 
 
 class WatchQuery(ListQuery):
@@ -24,7 +27,7 @@ class WatchQuery(ListQuery):
 class NodeQuery(WatchQuery):
     """Filters of nodes. ``state``: ALIVE, SUSPECT, DEAD; several are separated by commas."""
 
-    state: str = ""
+    state: Annotated[str, states_rule(NodeState)] = ""
 
 
 class JobQuery(WatchQuery):
@@ -33,7 +36,7 @@ class JobQuery(WatchQuery):
     ``schedule``: those that a schedule of this name has started.
     """
 
-    state: str = ""
+    state: Annotated[str, states_rule(JobState)] = ""
     namespace: str = ""
     schedule: str = ""
 
@@ -42,7 +45,7 @@ class ActorQuery(WatchQuery):
     """Filters of actors. ``state``: PENDING, ALIVE, RESTARTING, DEAD; several are separated by commas."""
 
     job_id: str = ""
-    state: str = ""
+    state: Annotated[str, states_rule(ActorState)] = ""
     name: str = ""
     namespace: str = ""
     node_id: str = ""
@@ -56,7 +59,7 @@ class GroupQuery(WatchQuery):
     """
 
     job_id: str = ""
-    state: str = ""
+    state: Annotated[str, states_rule(GroupState)] = ""
     name: str = ""
     namespace: str = ""
 
@@ -78,7 +81,7 @@ class TaskQuery(ListQuery):
     """
 
     job_id: str = ""
-    state: str = ""
+    state: Annotated[str, states_rule(TaskState)] = ""
     name: str = ""
     node_id: str = ""
     actor_id: str = ""
@@ -97,7 +100,7 @@ class WorkerQuery(ListQuery):
     node_id: str = ""
     job_id: str = ""
     actor_id: str = ""
-    state: str = ""
+    state: Annotated[str, states_rule(WorkerState)] = ""
 
 
 class WaitQuery(Message):

@@ -11,11 +11,12 @@ import msgspec
 
 from stoker_wire.messages.common import (
     MAX_NAMES,
-    Amount,
     Message,
     NodeFilterText,
+    Part,
     Record,
     Resources,
+    stated,
 )
 
 DEFAULT_QUEUE = "default"
@@ -25,7 +26,7 @@ QueueName = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", min_length=1, max_length=100)
 ]
 Amounts = Annotated[
-    dict[str, Amount],
+    dict[Annotated[str, stated(minLength=1)], Part],
     msgspec.Meta(max_length=MAX_NAMES, description="name -> amount; memory in bytes"),
 ]
 Weight = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
@@ -75,7 +76,7 @@ class ChangeQueue(Message):
 
 
 class SetQueues(Message):
-    """Request that there be these queues, and no others but the default one; all at once or not at all."""
+    """Request that there be these queues, each named once, and no others but the default one: all or none."""
 
     queues: Annotated[tuple[CreateQueue, ...], msgspec.Meta(max_length=1000)]
     force: bool = False

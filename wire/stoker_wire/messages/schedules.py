@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from stoker_wire.messages.common import ANY_NAMESPACE, Message, PositiveSeconds, Record
+from stoker_wire.messages.common import ANY_NAMESPACE, Message, PositiveSeconds, Record, stated
 from stoker_wire.messages.work import SubmitJob
 
 ScheduleName = Annotated[
@@ -38,13 +38,14 @@ class CreateSchedule(Message):
     """Request to submit ``job`` at the times of ``cron`` (minute hour day month weekday) in ``time_zone``.
 
     A run that cannot start within ``starting_deadline_s`` of its time is skipped (null: 60 s, with
-    ``missed_runs`` run-once any time). The ``history_limit`` last jobs that have ended are kept.
+    ``missed_runs`` run-once any time). ``job`` has no ``job_id`` and nothing in ``after``. The
+    ``history_limit`` last jobs that have ended are kept.
     """
 
     name: ScheduleName
-    cron: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    cron: Annotated[str, msgspec.Meta(min_length=1, max_length=200), stated(format="cron")]
     job: SubmitJob
-    time_zone: str = "UTC"
+    time_zone: Annotated[str, stated(format="time-zone")] = "UTC"
     concurrency: Concurrency = Concurrency.ALLOW
     missed_runs: MissedRuns = MissedRuns.SKIP
     starting_deadline_s: PositiveSeconds | None = None

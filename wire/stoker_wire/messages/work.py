@@ -16,12 +16,14 @@ from stoker_wire.messages.cluster import Demand, GraceS
 from stoker_wire.messages.common import (
     ANY_NAMESPACE,
     MAX_INT64,
+    ActorId,
     Address,
     Asked,
     Count,
     ErrorInfo,
     Id,
     Int64,
+    JobId,
     Labels,
     Message,
     Metadata,
@@ -35,6 +37,7 @@ from stoker_wire.messages.common import (
     Selector,
     Text,
     Time,
+    stated,
 )
 from stoker_wire.messages.queues import DEFAULT_QUEUE
 
@@ -79,7 +82,7 @@ Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class JobArray(Message):
-    """The indices of a job array, each run once, at most ``parallelism`` of them at a time (0: all).
+    """The indices of a job array, each there once, at most ``parallelism`` of them at a time (0: all).
 
     Each is a job ``JOB.INDEX``, which finds its index in ``STOKER_ARRAY_INDEX``.
     """
@@ -109,14 +112,14 @@ class SubmitJob(Message):
     those of the driver and of all that it starts (a task's own priority is added). The job fails unless
     its driver has started within ``start_deadline_s``, and when it runs for longer than ``timeout_s``. It
     starts when the jobs ``after`` which it comes have ended. With an ``array`` it is one job for each index,
-    with ``one_per_node`` one for each node. A driver that fails is run again, up to ``retries`` times:
-    ``retry_delay_s`` later, then twice as long each time. The driver of a ``preemptible`` job may be ended
-    for work with a better claim, ``preemption_grace_s`` after its notice (null: as the cluster is set), and
-    is run again when there is room, which uses up no retry.
+    with ``one_per_node``, which no array has, one for each node. A driver that fails is run again,
+    up to ``retries`` times: ``retry_delay_s`` later, then twice as long each time. The driver of a
+    ``preemptible`` job may be ended for work with a better claim, ``preemption_grace_s`` after its notice
+    (null: as the cluster is set), and is run again when there is room, which uses up no retry.
     """
 
     entrypoint: Annotated[str, msgspec.Meta(min_length=1, max_length=65536, pattern=r"^[^\x00]*$")]
-    job_id: Name | None = None
+    job_id: JobId | None = None
     runtime_env: RuntimeEnv = RuntimeEnv()
     metadata: Metadata = {}
     resources: Asked = {}
@@ -219,7 +222,7 @@ class FinishJob(Message):
     ``preempted`` is run again.
     """
 
-    state: JobState
+    state: Annotated[JobState, stated(enum=["SUCCEEDED", "FAILED", "STOPPED"])]
     exit_code: Int64 | None = None
     message: str = ""
     node_id: str = ""
@@ -348,14 +351,14 @@ class Owner(Record):
 class CreateActor(Message):
     """Request to create an actor; ``payload`` (class, arguments, options) is opaque to the gcs.
 
-    ``name`` is unique per namespace; with ``get_if_exists`` the living one is returned instead
-    of a conflict. ``max_restarts`` -1 means no limit; before the first of them ``restart_delay_s`` pass,
-    before the next twice as long, 300 s at most. A ``detached`` actor outlives its job and its
+    ``name`` is unique per namespace; with ``get_if_exists``, which needs a name, the living one is returned
+    instead of a conflict. ``max_restarts`` -1 means no limit; before the first of them ``restart_delay_s``
+    pass, before the next twice as long, 300 s at most. A ``detached`` actor outlives its job and its
     ``owner``. With ``awaits_arguments`` it is registered, and started once :class:`SupplyArguments` gives
     the payload.
     """
 
-    actor_id: Name
+    actor_id: ActorId
     demand: Demand
     class_name: Text
     payload: bytes
@@ -387,7 +390,7 @@ class ReportActor(Message):
     ``incarnation`` fences old workers. ``restart``: it failed, so it starts again if it may.
     """
 
-    state: ActorState
+    state: Annotated[ActorState, stated(enum=["ALIVE", "DEAD"])]
     incarnation: Int64
     worker_id: str = ""
     error: ErrorInfo | None = None

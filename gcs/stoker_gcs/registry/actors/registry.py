@@ -12,6 +12,7 @@ from stoker_gcs.registry.actors import rules
 from stoker_gcs.registry.actors.rules import ACTORS
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change, WriteConflict
+from stoker_wire.amounts import check_parts
 from stoker_wire.constraints import variables
 from stoker_wire.errors import (
     BadRequestError,
@@ -67,6 +68,7 @@ class ActorRegistry:
         ``origin_job_id`` is the job in whose name a detached actor creates it.
         """
         check_id(body.actor_id, Prefix.ACTOR, field="actor_id")
+        check_parts(body.demand.resources, "demand.resources")
         variables.check(body.demand.runtime_env.env_vars, "demand.runtime_env.env_vars")
         if body.get_if_exists and not body.name:
             raise BadRequestError("get_if_exists: needs a name to look for", field="get_if_exists")

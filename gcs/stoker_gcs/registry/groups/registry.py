@@ -10,6 +10,7 @@ from stoker_gcs.registry.groups import rules
 from stoker_gcs.registry.groups.rules import GROUPS
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change, WriteConflict
+from stoker_wire.amounts import check_parts
 from stoker_wire.constraints import node_filters
 from stoker_wire.errors import BadRequestError, ConflictError, NameTakenError, NotFoundError
 from stoker_wire.ids import Prefix, check_id
@@ -38,6 +39,7 @@ class GroupRegistry:
         check_id(body.group_id, Prefix.GROUP, field="group_id")
         _check_bundles(body)
         for index, bundle in enumerate(body.bundles):
+            check_parts(bundle.resources, f"bundles.{index}.resources")
             node_filters.check(bundle.node_filter, f"bundles.{index}.node_filter")
         existing = await self._state.find(GROUPS, body.group_id)
         if existing is not None:

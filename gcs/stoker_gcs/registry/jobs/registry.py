@@ -18,6 +18,7 @@ from stoker_gcs.state.records import MAX_TRIES
 from stoker_gcs.state.removed_tasks import removed_until
 from stoker_gcs.store.changes import Change, Delete, Upsert, WriteConflict
 from stoker_gcs.store.changes import Prefix as SqlPrefix
+from stoker_wire.amounts import check_parts
 from stoker_wire.constraints import node_filters, variables
 from stoker_wire.errors import (
     BadRequestError,
@@ -114,6 +115,7 @@ class JobRegistry:
                 "one_per_node: an array has indices of its own\nleave one of the two out",
                 field=f"{field}one_per_node",
             )
+        check_parts(body.resources, f"{field}resources")
         node_filters.check(body.node_filter, field=f"{field}node_filter")
         variables.check(body.runtime_env.env_vars, f"{field}runtime_env.env_vars")
 

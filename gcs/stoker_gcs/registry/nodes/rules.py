@@ -28,10 +28,12 @@ import msgspec
 
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import RecordTable, Transition
+from stoker_wire.amounts import check_parts
 from stoker_wire.constraints.taints import MAX_TAINTS, Taint, parse_removal, parse_taint
 from stoker_wire.errors import BadRequestError, ConflictError, FencedError
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.cluster import (
+    MAX_GPUS,
     ChangeTaints,
     Cordon,
     Device,
@@ -71,7 +73,6 @@ KIND_OF_STATE = {
 }
 MAX_AMOUNT = 1e15
 """The limit of any resource of a node; memory is in bytes."""
-MAX_GPUS = 1024
 
 
 def check(body: RegisterNode) -> None:
@@ -87,6 +88,7 @@ def check(body: RegisterNode) -> None:
             f"url: {body.url[:100]!r} is not an address\nwrite it like http://host:7620",
             field="url",
         )
+    check_parts(body.resources, "resources")
     for name, amount in body.resources.items():
         most = MAX_GPUS if name == "GPU" else MAX_AMOUNT
         if not 0 <= amount <= most:

@@ -15,6 +15,7 @@ import msgspec
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import RecordTable
 from stoker_wire import policies
+from stoker_wire.amounts import check_parts
 from stoker_wire.constraints import node_filters
 from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.queues import DEFAULT_QUEUE, ChangeQueue, CreateQueue, Queue
@@ -66,6 +67,7 @@ def check(queue: Queue, others: Mapping[str, Queue], total: Mapping[str, float] 
     tree = {**others, queue.name: queue}
     check_tree(queue, tree)
     for field in _LIMITS:
+        check_parts(getattr(queue, field), field)
         for name, amount in getattr(queue, field).items():
             if not name or not math.isfinite(amount):
                 raise BadRequestError(

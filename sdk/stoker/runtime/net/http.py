@@ -34,6 +34,7 @@ from stoker_wire.http.client.endpoints import (
 )
 from stoker_wire.http.client.exchange import (
     AUTHORIZATION,
+    NOT_DECODED,
     TIMEOUT_HEADER,
     ReplyReader,
     check_status,
@@ -42,6 +43,7 @@ from stoker_wire.http.client.exchange import (
     encode_request,
     query_texts,
     retry_pause_s,
+    unreadable_reply,
 )
 from stoker_wire.http.client.port_owner import PlainConnection
 from stoker_wire.http.codec import JSON, NDJSON
@@ -192,7 +194,12 @@ class HttpClient:
             self._check(response, "GET", path)
             while line := self._read_line(response, path, silence_s):
                 if stripped := line.strip():
-                    yield decode(stripped)
+                    try:
+                        one = decode(stripped)
+                    except NOT_DECODED as error:
+                        url = self.base_url + path
+                        raise unreadable_reply(error, item, method="GET", url=url) from None
+                    yield one
 
     @contextlib.contextmanager
     def open_stream(

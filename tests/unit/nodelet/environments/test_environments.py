@@ -185,3 +185,14 @@ async def test_a_command_that_fails_is_named_with_its_own_last_words() -> None:
     assert first == "pip install x failed (exit code 3)."
     assert rest[0] == "No matching distribution found for x"
     assert rest[1:] == ["Looking", "ERROR: No matching distribution found for x", "Bye"]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_a_package_of_another_compression_is_refused_before_it_takes_memory(
+    tmp_path: Path, method: int
+) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", method) as archive:
+        archive.writestr("a", "x")
+    with pytest.raises(RuntimeEnvSetupError, match="ZIP_DEFLATED"):
+        _extract(content.getvalue(), tmp_path / "p", "p", 1 << 30)

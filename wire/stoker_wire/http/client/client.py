@@ -35,6 +35,7 @@ from stoker_wire.http.auth import Credential, credential_of
 from stoker_wire.http.client.endpoints import READY_PATH, Endpoints
 from stoker_wire.http.client.exchange import (
     AUTHORIZATION,
+    NOT_DECODED,
     TIMEOUT_HEADER,
     ReplyReader,
     check_status,
@@ -43,6 +44,7 @@ from stoker_wire.http.client.exchange import (
     encode_request,
     query_texts,
     retry_pause_s,
+    unreadable_reply,
 )
 from stoker_wire.http.client.port_owner import check_port_owner
 from stoker_wire.http.client.replicas import Replicas
@@ -446,7 +448,11 @@ class Client:
                 *lines, rest = (rest + part).split(b"\n")
                 for line in lines:
                     if line:
-                        yield decoder.decode(line)
+                        try:
+                            one = decoder.decode(line)
+                        except NOT_DECODED as error:
+                            raise unreadable_reply(error, item, method=method, url=url) from None
+                        yield one
 
     async def ws(
         self,

@@ -70,6 +70,10 @@ def _text(value: object) -> str:
     return str(value)
 
 
+NOT_DECODED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""The exceptions by which a decoder of msgspec refuses its input."""
+
+
 class ReplyReader:
     """The decoders of replies; a decoder is built once per type."""
 
@@ -85,12 +89,17 @@ class ReplyReader:
             codec = self._codecs[reply] = Codec(reply)
         try:
             return codec.decode_reply(content, content_type)
-        except msgspec.DecodeError as error:
-            raise InternalError(
-                f"{method} {url} answered what is no {reply!r}\n"
-                f"{error}\n"
-                "are both sides of the same version?"
-            ) from None
+        except NOT_DECODED as error:
+            raise unreadable_reply(error, reply, method=method, url=url) from None
+
+
+def unreadable_reply(error: Exception, reply: object, *, method: str, url: object) -> InternalError:
+    """Return the error of an answer, or an item of a stream, that cannot be decoded as ``reply``."""
+    return InternalError(
+        f"{method} {url} answered what is no {reply!r}\n"
+        f"{error}\n"
+        "are both sides of the same version?"
+    )
 
 
 def check_status(status: int, content: bytes, *, method: str, url: object) -> None:

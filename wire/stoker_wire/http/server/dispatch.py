@@ -40,7 +40,12 @@ from stoker_wire.http.codec import (
 from stoker_wire.http.principals import ANONYMOUS
 from stoker_wire.http.problems import problem_response
 from stoker_wire.http.server.faults import Dispatch, parse_faults, with_faults
-from stoker_wire.http.server.idempotency import IdempotencyStore, StoredReply, fingerprint
+from stoker_wire.http.server.idempotency import (
+    MAX_KEY_CHARACTERS,
+    IdempotencyStore,
+    StoredReply,
+    fingerprint,
+)
 from stoker_wire.http.server.request import BoundRoute, Reply, Request
 from stoker_wire.http.server.request_guard import check_role
 from stoker_wire.ids import IdSource, Prefix
@@ -61,8 +66,6 @@ if TYPE_CHECKING:
 Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_REQUEST_ID = 128
-MAX_KEY_CHARACTERS = 255
-"""Of an Idempotency-Key."""
 MAX_TIMEOUT_S = 86_400.0
 
 _GIVEN_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_REQUEST_ID}}}")

@@ -16,6 +16,9 @@ import msgspec
 
 from stoker_wire.errors import IdempotencyError
 
+MAX_KEY_CHARACTERS = 255
+"""Of an Idempotency-Key."""
+
 
 class StoredReply(msgspec.Struct, frozen=True):
     """A finished reply, as it is sent again."""

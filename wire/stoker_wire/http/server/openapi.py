@@ -16,12 +16,18 @@ import msgspec
 
 from stoker_wire.http.codec import BYTES, EVENT_STREAM, JSON, MSGPACK, NDJSON, PROBLEM
 from stoker_wire.http.problems import Problem
+from stoker_wire.http.server.idempotency import MAX_KEY_CHARACTERS
+from stoker_wire.http.server.request import MAY_BE_EMPTY
 from stoker_wire.messages.control import Event
 
 if TYPE_CHECKING:
     from stoker_wire.http.server.request import BoundRoute
 
 _REF = "#/components/schemas/{name}"
+_NO_NUL = {"type": "string", "minLength": 1, "pattern": r"^[^\x00]*$"}
+"""A text in a URL: nothing there is empty or holds a NUL character."""
+_BASE64 = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+_PROBLEM = {"$ref": "#/components/responses/Problem"}
 _PART = re.compile(r"\{([^}:]+)(?::([^}]*))?\}")
 
 
@@ -36,6 +42,7 @@ def document(title: str, version: str, routes: Iterable[BoundRoute]) -> dict[str
     ]
     unique = list({repr(type_): type_ for type_ in [Problem, Event, *types]}.values())
     schemas, components = msgspec.json.schema_components(unique, ref_template=_REF)
+    _state_base64(schemas, components)
     schema_of = dict(zip(map(repr, unique), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -43,7 +50,11 @@ def document(title: str, version: str, routes: Iterable[BoundRoute]) -> dict[str
         entry[route.method.lower()] = _operation(route, schema_of, components)
     return {
         "openapi": "3.1.0",
-        "info": {"title": f"Stoker {title}", "version": version},
+        "info": {
+            "title": f"Stoker {title}",
+            "version": version,
+            "description": "An integer is written without a fraction: 1.0 is none.",
+        },
         "paths": paths,
         "components": {
             "schemas": components,
@@ -66,6 +77,17 @@ def document(title: str, version: str, routes: Iterable[BoundRoute]) -> dict[str
     }
 
 
+def _state_base64(*schemas: Any) -> None:
+    """Give all bytes in schemas a pattern: ``contentEncoding`` alone is a remark to validators."""
+    for schema in schemas:
+        if isinstance(schema, dict):
+            if schema.get("contentEncoding") == "base64":
+                schema["pattern"] = _BASE64
+            _state_base64(*schema.values())
+        elif isinstance(schema, (list, tuple)):
+            _state_base64(*schema)
+
+
 def _operation(
     route: BoundRoute, schema_of: dict[str, Any], components: dict[str, Any]
 ) -> dict[str, Any]:
@@ -75,7 +97,7 @@ def _operation(
         "parameters": _parameters(route, schema_of, components),
         "responses": {
             **_success(route, schema_of),
-            "default": {"$ref": "#/components/responses/Problem"},
+            **{str(status): _PROBLEM for status in _refusals(route)},
         },
     }
     about = inspect.getdoc(_function(route.handler if route.socket is None else route.socket))
@@ -92,6 +114,20 @@ def _operation(
     return operation
 
 
+def _refusals(route: BoundRoute) -> list[int]:
+    """Return the statuses of the problems that a route may answer with; 500 would be a bug."""
+    statuses = {400, 401, 403, 415, 429, 503}
+    if route.path.startswith("/v1"):
+        statuses |= {404, 409, 410, 422, 507}
+    if route.body is not None or route.raw_body:
+        statuses.add(413)
+    if route.stream:
+        statuses.add(416)
+    if not route.stream or route.path.startswith("/v1"):
+        statuses.add(504)
+    return sorted(statuses)
+
+
 def _function(handler: Callable[..., object]) -> Callable[..., object]:
     """Return the handler of a route table as it was written, without the owner bound to it."""
     return handler.func if isinstance(handler, partial) else handler
@@ -100,10 +136,13 @@ def _function(handler: Callable[..., object]) -> Callable[..., object]:
 def _success(route: BoundRoute, schema_of: dict[str, Any]) -> dict[str, Any]:
     if route.socket is not None:
         return {"101": {"description": "Switches to the WebSocket protocol."}}
+    if route.method == "HEAD":
+        return {"200": {"description": "It is there."}}
     if route.reply is None:
-        if route.stream:
-            return {"200": {"description": "A stream.", "content": {BYTES: {}}}}
-        return {"2XX": {"description": "Done."}}
+        if route.method != "GET":
+            return {"204": {"description": "Done."}}
+        content: dict[str, Any] = {"description": "Its bytes.", "content": {route.media_type: {}}}
+        return {"200": content, "206": content} if route.stream else {"200": content}
     schema = {"schema": schema_of[repr(route.reply)]}
     if "watch" in route.query_names and not route.stream:
         events = {"schema": schema_of[repr(Event)]}
@@ -122,7 +161,7 @@ def _parameters(
     route: BoundRoute, schema_of: dict[str, Any], components: dict[str, Any]
 ) -> list[dict[str, Any]]:
     parameters: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        {"name": name, "in": "path", "required": True, "schema": _part_schema(route, name)}
         for name, _ in _PART.findall(route.path)
     ]
     if route.query is not None:
@@ -131,6 +170,7 @@ def _parameters(
         schema = components.get(name, schema)
         required = set(schema.get("required", ()))
         for name, member in schema.get("properties", {}).items():
+            member = _of_url(member, may_be_empty=name in MAY_BE_EMPTY)
             parameters.append(
                 {"name": name, "in": "query", "required": name in required, "schema": member}
             )
@@ -141,10 +181,33 @@ def _parameters(
                 "in": "header",
                 "required": False,
                 "description": "The same key makes the same request happen once.",
-                "schema": {"type": "string"},
+                "schema": {"type": "string", "minLength": 1, "maxLength": MAX_KEY_CHARACTERS},
             }
         )
     return parameters
+
+
+def _part_schema(route: BoundRoute, name: str) -> dict[str, Any]:
+    pattern = route.parts.get(name)
+    return _NO_NUL if pattern is None else {**_NO_NUL, "pattern": f"^{pattern}$"}
+
+
+def _of_url(member: dict[str, Any], *, may_be_empty: bool) -> dict[str, Any]:
+    """Return the schema of a member of a query, with the rules of all texts in URLs."""
+    if "anyOf" in member:
+        # A query has no null: what is not given has its default.
+        ways = [_of_url(way, may_be_empty=may_be_empty) for way in member["anyOf"]]
+        ways = [way for way in ways if way.get("type") != "null"]
+        rest = {name: value for name, value in member.items() if name != "anyOf"}
+        return {**rest, **ways[0]} if len(ways) == 1 else {**rest, "anyOf": ways}
+    if member.get("type") != "string" or "enum" in member:
+        return member
+    rule = _NO_NUL if "pattern" not in member else {}
+    return {
+        **member,
+        **rule,
+        "minLength": max(member.get("minLength", 0), 0 if may_be_empty else 1),
+    }
 
 
 def _operation_id(route: BoundRoute) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker_wire.errors import BadRequestError, PayloadTooLargeError, UnsupportedEncodingError
-from stoker_wire.http.codec import Codec, explain_invalid
+from stoker_wire.http.codec import BYTES, Codec, explain_invalid
 from stoker_wire.suggestions import suggestion
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 _IDENTITY = "identity"
-_MAY_BE_EMPTY = frozenset({"cursor", "prefix"})
+MAY_BE_EMPTY = frozenset({"cursor", "prefix"})
 """Members of a query that may be given empty: they filter nothing."""
 
 
@@ -59,6 +59,8 @@ class BoundRoute:
         query: Any = None,
         raw_body: bool = False,
         stream: bool = False,
+        media_type: str = BYTES,
+        parts: Mapping[str, str] | None = None,
         max_body_bytes: int = 0,
         idempotency: bool = True,
         before_ready: bool = False,
@@ -75,6 +77,8 @@ class BoundRoute:
         self.query = query
         self.raw_body = raw_body
         self.stream = stream
+        self.media_type = media_type
+        self.parts = parts or {}
         self.max_body_bytes = max_body_bytes
         self.idempotency = idempotency and method == "POST"
         self.before_ready = before_ready
@@ -100,7 +104,7 @@ class BoundRoute:
             return None
         document: dict[str, Any] = {name: given[name] for name in given if name in self.query_names}
         for name, value in document.items():
-            if not value and name not in _MAY_BE_EMPTY:
+            if not value and name not in MAY_BE_EMPTY:
                 raise BadRequestError(
                     f"{name}: an empty value filters nothing\ngive one, or leave {name} out",
                     field=name,

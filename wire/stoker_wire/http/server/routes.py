@@ -7,10 +7,11 @@ methods named through their class) whose first argument is the *owner* of the ta
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
+from stoker_wire.http.codec import BYTES
 from stoker_wire.messages.common import Role
 
 Cost = Literal["cheap", "expensive"]
@@ -24,7 +25,8 @@ class Route:
     """One HTTP route: ``handler(owner, request)`` answers ``method`` ``path``.
 
     ``roles`` are those of which a caller needs one. ``body``, ``reply`` and ``query`` are message types
-    (``reply`` of one line for a ``stream``);
+    (``reply`` of one line for a ``stream``); ``media_type`` is that of a reply of bytes;
+    ``parts`` are patterns of parts of the path, which the handler checks;
     ``summary`` is a verb and its object, for the OpenAPI document. With ``raw_body`` the handler
     awaits ``request.read()`` itself. A ``stream`` has no deadline. ``idempotency=False`` leaves
     Idempotency-Key to the handler. ``before_ready`` answers even while the service is not ready. Of
@@ -42,6 +44,8 @@ class Route:
     query: Any = None
     raw_body: bool = False
     stream: bool = False
+    media_type: str = BYTES
+    parts: Mapping[str, str] = field(default_factory=dict)
     max_body_bytes: int | None = None
     idempotency: bool = True
     before_ready: bool = False

@@ -27,7 +27,7 @@ from stoker_wire.errors import (
     PortInUseError,
     StartError,
 )
-from stoker_wire.http.codec import JSON, encode_json
+from stoker_wire.http.codec import BYTES, JSON, TEXT, encode_json
 from stoker_wire.http.principals import READERS
 from stoker_wire.http.server.connections import Connections
 from stoker_wire.http.server.dispatch import Dispatcher, Endpoint
@@ -49,7 +49,7 @@ from stoker_wire.tls.listener import TlsSite
 from stoker_wire.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from stoker_wire.http.server.tokens import Authority
     from stoker_wire.messages.common import Role
@@ -156,6 +156,8 @@ class Service:
         summary: str,
         raw_body: bool = False,
         stream: bool = False,
+        media_type: str = BYTES,
+        parts: Mapping[str, str] | None = None,
         max_body_bytes: int | None = None,
         idempotency: bool = True,
         before_ready: bool = False,
@@ -164,8 +166,9 @@ class Service:
         """Register ``handler`` and its entry in the OpenAPI document.
 
         ``roles`` are those of which a caller needs one (a table always names them). ``body``,
-        ``reply`` and ``query`` are message types (``reply`` of one line for a ``stream``). With
-        ``raw_body`` the handler awaits ``req.read()`` itself. A ``stream`` has no deadline.
+        ``reply`` and ``query`` are message types (``reply`` of one line for a ``stream``), ``media_type``
+        is that of a reply of bytes, ``parts`` are patterns of parts of the path. With ``raw_body`` the
+        handler awaits ``req.read()`` itself. A ``stream`` has no deadline.
         ``idempotency=False`` leaves Idempotency-Key to the handler. ``before_ready`` answers even while
         the service is not ready. Of ``expensive`` ones each user has a rate.
         """
@@ -181,6 +184,8 @@ class Service:
                 query=query,
                 raw_body=raw_body,
                 stream=stream,
+                media_type=media_type,
+                parts=parts,
                 max_body_bytes=max_body_bytes or self.settings.max_body_bytes,
                 idempotency=idempotency,
                 before_ready=before_ready,
@@ -362,13 +367,13 @@ class Service:
     # Routes that every service has
 
     def _add_own_routes(self) -> None:
-        for path, handler, reply, summary in (
-            ("/healthz", self._healthz, Health, "Check liveness"),
-            ("/readyz", self._readyz, Health, "Check readiness"),
-            ("/metrics", self._metrics, None, "Get metrics, for Prometheus"),
-            ("/openapi.json", self._document, None, "Get this API as OpenAPI 3.1"),
+        for path, handler, summary, returns in (
+            ("/healthz", self._healthz, "Check liveness", {"reply": Health}),
+            ("/readyz", self._readyz, "Check readiness", {"reply": Health}),
+            ("/metrics", self._metrics, "Get metrics, for Prometheus", {"media_type": TEXT}),
+            ("/openapi.json", self._document, "Get this API as OpenAPI 3.1", {"media_type": JSON}),
         ):
-            self.route("GET", path, handler, roles=READERS, reply=reply, summary=summary)
+            self.route("GET", path, handler, roles=READERS, summary=summary, **returns)
 
     async def _healthz(self, _: Request) -> Health:
         return Health(service=self.name, version=self.version, status="ok")

@@ -97,3 +97,21 @@ def test_a_passed_deadline_says_how_often_and_why() -> None:
     assert str(error) == "GET /v1/x passed its deadline of 0.5 s after 1 try.\nlast cause: busy."
     assert error.explain == "/v1/why"
     assert "after 2 tries.\nno answer came" in str(deadline_error("GET", "/v1/x", 0.5, 2, None))
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (b"\x81\xa1\xff\x01", MSGPACK),
+        (b"\x81\xa4more" + b"\x91" * 100_000, MSGPACK),
+        (b'{"\xff": 1}', JSON),
+        (b'{"more": ' + b"[" * 100_000, JSON),
+    ],
+)
+def test_an_answer_that_is_no_text_or_too_deep_is_an_internal_error(
+    body: bytes, content_type: str
+) -> None:
+    with pytest.raises(InternalError, match="same version"):
+        ReplyReader().decode(body, content_type, Answer, method="GET", url="/")
+    with pytest.raises(InternalError):
+        check_status(500, body, method="GET", url="/")

@@ -56,7 +56,8 @@ async def test_the_document_is_complete(cluster: Cluster) -> None:
         document = await reply.json()
 
     assert document["openapi"] == "3.1.0"
-    assert document["info"] == {"title": "Stoker gcs", "version": service.version}
+    about = document["info"]
+    assert (about["title"], about["version"]) == ("Stoker gcs", service.version)
     operations = {
         (method.upper(), path): operation
         for path, methods in document["paths"].items()
@@ -68,7 +69,13 @@ async def test_the_document_is_complete(cluster: Cluster) -> None:
         assert _resolve(document, ref), ref
     for (_, path), operation in operations.items():
         assert operation["summary"]
-        assert operation["responses"]["default"] == {"$ref": "#/components/responses/Problem"}
+        refused = {status for status in operation["responses"] if status >= "4"}
+        assert {"400", "401", "403", "415", "429", "503"} <= refused
+        assert not {"500", "default"} & refused, "a bug is not documented"
+        assert all(
+            operation["responses"][status] == {"$ref": "#/components/responses/Problem"}
+            for status in refused
+        )
         named = {p["name"] for p in operation["parameters"] if p["in"] == "path"}
         assert named == {part.strip("{}") for part in path.split("/") if part.startswith("{")}
 
@@ -90,6 +97,10 @@ async def test_the_document_is_complete(cluster: Cluster) -> None:
         "maximum": 1000,
         "default": 100,
     }
+    assert query["cursor"]["schema"]["pattern"], "no text of a URL holds a NUL character"
+    package = operations["PUT", "/v1/packages/{hash}"]
+    assert package["parameters"][0]["schema"]["minLength"] == 1
+    assert "413" in package["responses"] and "413" not in listing["responses"]
     assert "101" in operations["GET", "/v1/data/{id}"]["responses"]
     events = operations["GET", "/v1/events"]["responses"]["200"]["content"]
     assert set(events) == {"application/x-ndjson"}

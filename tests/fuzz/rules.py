@@ -1,0 +1,74 @@
+"""Exceptions of the fuzzing of the API: operations that are left out, and rules that need state.
+
+Whatever is in here is looked at by other tests; each entry says why it is here.
+"""
+
+from __future__ import annotations
+
+import re
+
+LEFT_OUT = {
+    ("nodelet", "POST", "/v1/drain"): "ends the only node's work: tests/e2e/cluster, tests/chaos",
+    ("nodelet", "POST", "/v1/leave"): "ends the only node: tests/e2e/cluster, tests/chaos",
+    ("gcs", "GET", "/v1/jobs/{job_id}/session"): "a WebSocket: tests/contract/jobs",
+}
+"""Operations that no case is made for."""
+
+SPARED = {
+    ("gcs", "POST", "/v1/actors/{actor_id}/kill"),
+    ("gcs", "POST", "/v1/actors/{actor_id}/report"),
+    ("gcs", "DELETE", "/v1/detached-objects/{id}"),
+    ("nodelet", "POST", "/v1/workers/{id}/kill"),
+    ("nodelet", "POST", "/v1/workers/{id}/move"),
+    ("nodelet", "POST", "/v1/workers/{id}/spent"),
+}
+"""Operations whose cases name nothing that is there: it would end what others are to meet, and is not
+made again."""
+
+BY_STATE = tuple(
+    re.compile(rule, re.DOTALL)
+    for rule in (
+        # What there is.
+        r"^cursor: .* is none of this list",
+        r"^there is no queue ",
+        r"^parent: there is no queue ",
+        r"^parent: a queue cannot be below itself",
+        r"^after: there is no job ",
+        r"^attempt: job \S+ has at most \d+",
+        r"^at: there is no event \d+ yet",
+        r"^at: .* is in the future",
+        r"^policy: .* is none",  # built in, or installed
+        r"^quota: .* is more than ",
+        r"^taints: a node has \d+ at most",
+        r"^the key .* holds no whole number",
+        r"^the key .* cannot hold ",
+        # What another member says, in words of the type.
+        r"^array: an index is there twice",
+        r"^one_per_node: an array has indices of its own",
+        r"^get_if_exists: needs a name",
+        r"^job\.(job_id|after): ",
+        r"^queues: .* is there twice",
+        r"^indices: one for each",
+        r"^demands: give one at least, or bundles",
+        r"^background: what is in a placement group",
+        r"^node_filter: the nodes of a placement group",
+        r"^state: .* is none",  # of that kind of records: GET /v1/state
+        r"^the key .* is too long",  # with its namespace, in bytes
+        # Bytes, which OpenAPI has no schema for.
+        r"^the body is no spool of task records",
+        r"^the (function|package) is not what it is named by",
+    )
+)
+"""Reasons of 400 for a request that fits its schema."""
+
+UNAVAILABLE = tuple(
+    re.compile(reason, re.DOTALL)
+    for reason in (
+        r"passed its deadline of",
+        r"^no .* leads now",
+        r"^node n_\S+ is (dead|suspect)",
+        r" still runs after ",
+        r"is larger than the node's whole shared memory",
+    )
+)
+"""Reasons of 503, 504 and 507 that are true of this cluster."""
