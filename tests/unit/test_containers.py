@@ -47,7 +47,7 @@ def test_each_secret_is_a_file_of_the_private_folder_and_goes_to_those_who_need_
     assert len(set(files)) == 3
     assert all(file.startswith(".secrets/") for file in files)
     holders = {
-        secret: {name for name, service in SERVICES.items() if secret in service["secrets"]}
+        secret: {name for name, service in SERVICES.items() if secret in service.get("secrets", ())}
         for secret in COMPOSE["secrets"]
     }
     assert holders["token"] == {"gcs", "gcs2", "scheduler", "nodelet"}
@@ -62,10 +62,10 @@ def test_where_user_code_runs_no_database_is_reached() -> None:
     assert COMPOSE["networks"]["data"] == {"internal": True}
     networks = {name: set(service["networks"]) for name, service in SERVICES.items()}
     assert all(networks[store] == {"data"} for store in STORES)
-    assert networks["nodelet"] == networks["scheduler"] == {"cluster"}
+    assert networks["nodelet"] == networks["scheduler"] == networks["gateway"] == {"cluster"}
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert set(published) == {"gcs"}
-    assert all(port.startswith("127.0.0.1:") for port in published["gcs"])
+    assert set(published) == {"gateway"}
+    assert all(port.startswith("127.0.0.1:") for port in published["gateway"])
 
 
 def test_every_image_can_be_pinned_to_a_digest() -> None:

@@ -109,7 +109,7 @@ class Gateway:
             door.refuse(error)
         except Exception as error:
             _log.exception("a request failed")
-            door.refuse(InternalError(f"the gateway failed: {error!r}"))
+            door.refuse(InternalError(f"the gateway failed\n{error!r}"))
 
     async def _answer(self, door: Door, request: RequestHead) -> None:
         if request.method == "CONNECT":
