@@ -209,6 +209,8 @@ class Gateway:
         admitted = await self._admission.admit(request.token)
         door.proved()
         listener = await self._listeners.open(peer_id, admitted.owner, int(port))
+        where = door.transport.get_extra_info("peername")
+        _log.info("%s of %s comes from %s", peer_id, admitted.owner, where[0] if where else "?")
         grace_s = self._settings.driver_reconnect_s
         line = _Line(
             door.transport,
