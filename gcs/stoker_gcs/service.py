@@ -82,7 +82,7 @@ class Running:
 async def serve(
     settings: Settings,
     *,
-    token: str,
+    token: str | TokenSigner,
     database_url: str,
     redis_url: str | None = None,
     host: str = "127.0.0.1",
@@ -92,9 +92,10 @@ async def serve(
     store = open_store(database_url)
     background, writers = Background("gcs"), Background("gcs-writers")
     pauses = Pauses() if store.shared else None
-    tokens = TokenSigner(token)
+    tokens = token if isinstance(token, TokenSigner) else TokenSigner(token)
     app = build_app(store, _ephemeral_store(redis_url), settings, tokens, background, pauses)
-    service = Service("gcs", settings, token=token, authority=app.access)
+    service = Service("gcs", settings, token=tokens, authority=app.access)
+    service.behind = app.sessions.behind
     service.dispatcher.pauses = pauses
     service.add_routes(ROUTES, app)
     app.tokens.on_revoked = service.dispatcher.end_requests_of

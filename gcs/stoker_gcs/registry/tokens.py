@@ -91,6 +91,7 @@ class Tokens:
             created_at_s=now,
             created_by=str(by),
             expires_at_s=None if body.expires_in_s is None else now + body.expires_in_s,
+            signed_by=self.signer.secret.id,
         )
         records = self._records(hashlib.sha256(token_id.encode()).hexdigest())
         event = self._state.event(EventKind.TOKEN_CREATED, token_id, token)

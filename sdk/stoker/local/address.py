@@ -67,6 +67,9 @@ def resolve(
 
 
 def _token_for(url: str, environ: Mapping[str, str]) -> str:
+    own_job = environ.get("STOKER_JOB_ID") and environ.get("STOKER_TOKEN_FILE")
+    if own_job and os.path.exists(own_job):
+        return load_token(own_job)  # STOKER_TOKEN is that of the time when the job began
     if environ.get("STOKER_TOKEN"):
         return environ["STOKER_TOKEN"]
     if environ.get("STOKER_TOKEN_FILE"):
@@ -79,6 +82,19 @@ def _token_for(url: str, environ: Mapping[str, str]) -> str:
     except StartError:
         _check_reachable(url)
         raise
+
+
+def token_file_of(address: str | None, environ: Mapping[str, str] | None = None) -> str:
+    """Return the file with the token of a cluster, as services that were started here read it."""
+    environ = os.environ if environ is None else environ
+    if environ.get("STOKER_TOKEN_FILE"):
+        return environ["STOKER_TOKEN_FILE"]
+    address = address or environ.get("STOKER_ADDRESS") or AUTO
+    url = "" if address == AUTO else checked_address(address)
+    for info in running_sessions(session_root(environ)):
+        if info.role == "head" and (_is_same_url(info.gcs_url, url) if url else not info.embedded):
+            return info.token_file
+    return _DEFAULT_TOKEN_FILE
 
 
 def _check_reachable(url: str) -> None:

@@ -165,7 +165,10 @@ class CreateToken(Message):
 
 
 class Token(Record):
-    """A token of a person (``secret``, by which it is used, is set only in the reply to its creation)."""
+    """A token of a person (``secret``, by which it is used, is set only in the reply to its creation).
+
+    ``signed_by`` names the cluster's secret with which it ends.
+    """
 
     token_id: str
     name: str
@@ -176,6 +179,25 @@ class Token(Record):
     expires_at_s: float | None = None
     revoked: bool = False
     secret: str = ""
+    signed_by: str = ""
+
+
+SECRET_PATH = "/v1/secret"
+"""The route of every service that answers with :class:`SecretStatus`."""
+
+
+class SecretStatus(Record):
+    """The cluster's secrets as a service has them, by names that give none away.
+
+    ``behind`` are the processes, in words, that it has yet to give a token of the one that ``signs``.
+    ``fixed`` is a secret that was given as text, and stays until the service is started again.
+    """
+
+    service: str
+    signs: str
+    accepts: tuple[str, ...]
+    behind: tuple[str, ...] = ()
+    fixed: bool = False
 
 
 class ReviewChannel(Message):

@@ -26,6 +26,7 @@ from stoker_wire.errors import (
     PayloadTooLargeError,
     RateLimitedError,
     StokerError,
+    UnauthorizedError,
     UnavailableError,
 )
 from stoker_wire.http.client.exchange import REPLICAS_HEADER
@@ -116,6 +117,19 @@ class Dispatcher:
         for request in list(self.live.values()):
             if request.principal.token_id == token_id and request.task is not None:
                 request.task.cancel("its token was revoked")
+
+    def end_refused_watches(self) -> None:
+        """Cut off the streams of reads that were begun with a token of a secret that has been given up.
+
+        Other requests end by themselves, at their deadlines.
+        """
+        for request in list(self.live.values()):
+            route, header = request.route, request.http.headers.get("Authorization")
+            if route.stream and route.method == "GET" and header and request.task is not None:
+                try:
+                    self.guard.verify(header)
+                except UnauthorizedError:
+                    request.task.cancel("the secret of its token was given up")
 
     async def answer(self, http: web.Request, handler: Endpoint) -> web.StreamResponse:
         """Answer one request; whatever goes wrong becomes a problem document."""

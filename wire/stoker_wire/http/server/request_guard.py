@@ -55,13 +55,17 @@ class RequestGuard:
                 "send 'Authorization: Bearer <token>' (STOKER_TOKEN or the token file)",
                 field="Authorization",
             )
-        principal = self._tokens.verify(auth.bearer(header))
+        principal = self.verify(header)
         return principal if self._authority is None else await self._authority.resolve(principal)
+
+    def verify(self, header: str) -> Principal:
+        """Return whose token an Authorization header has; UnauthorizedError if it is none of ours."""
+        return self._tokens.verify(auth.bearer(header))
 
     def _shown(self, header: str | None) -> Principal:
         """Return who sends a request that needs no token, if its token is good."""
         try:
-            return self._tokens.verify(auth.bearer(header)) if header else ANONYMOUS
+            return self.verify(header) if header else ANONYMOUS
         except UnauthorizedError:
             return ANONYMOUS
 

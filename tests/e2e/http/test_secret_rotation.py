@@ -1,0 +1,156 @@
+"""The secret changes under running work: no call fails, and what the former one signed is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stoker.runtime.net.http import HttpClient
+from stoker_wire.errors import ForbiddenError, StokerError, UnauthorizedError
+from stoker_wire.http.auth import load_secrets
+from stoker_wire.http.server.tokens import TokenSigner
+from stoker_wire.messages.common import Role
+from stoker_wire.messages.control import SECRET_PATH, CreateToken, PersonRole, SecretStatus, Token
+from tests.e2e._cluster import cli, driver, head, http, line_of, run_driver
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stoker.launch import LocalCluster
+
+LOOP = """
+    import os, time
+    import stoker
+    stoker.init(namespace="loop")
+    folder = os.environ["FOLDER"]
+
+    @stoker.remote(num_cpus=0.1)
+    def add(x, y):
+        return x + y
+
+    @stoker.remote(num_cpus=0.1)
+    def wait(path):
+        while not os.path.exists(path):
+            time.sleep(0.05)
+        return stoker.get(add.remote(20, 1)), stoker.get(stoker.get_actor("counter").call.remote())
+
+    @stoker.remote(num_cpus=0.1)
+    class Counter:
+        def __init__(self):
+            self.calls = 0
+        def call(self):
+            self.calls += 1
+            return self.calls
+        def put(self):
+            return stoker.get(add.remote(1, 1))
+
+    counter = Counter.options(name="counter").remote()
+    stoker.get(counter.call.remote())
+    long = wait.remote(os.path.join(folder, "end"))
+    print("UP", flush=True)
+    calls = 0
+    while not os.path.exists(os.path.join(folder, "stop")):
+        assert stoker.get(add.remote(calls, 1)) == calls + 1
+        stoker.get(counter.call.remote())
+        stoker.kv.put("calls", str(calls).encode())
+        if calls % 20 == 0:
+            fresh = Counter.remote()
+            assert stoker.get(fresh.put.remote()) == 2
+        calls += 1
+    answer = stoker.get(long)
+    assert answer[0] == 21 and answer[1] > 2, answer
+    assert stoker.get(counter.put.remote()) == 2
+    print("DONE", calls, flush=True)
+"""
+SUBMITTED = """
+while [ ! -e "$FOLDER/late" ]; do sleep 0.1; done
+python -c 'import stoker; stoker.init(); print(stoker.kv.put("late", b"1"))'
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with head(tmp_path_factory.mktemp("cluster"), num_cpus=4) as made:
+        yield made
+
+
+def status_of(url: str, secret: str) -> SecretStatus:
+    return HttpClient(url, token=secret).call("GET", SECRET_PATH, reply=SecretStatus)
+
+
+def test_running_work_goes_on_and_the_former_secret_is_refused_everywhere(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    info, path = cluster.info, Path(cluster.info.token_file)
+    (former,) = load_secrets(path)
+    signer = TokenSigner(former)
+    body = CreateToken(name="alice", role=PersonRole.USER)
+    alice = http(cluster).call("POST", "/v1/tokens", body, reply=Token)
+    stoker_ = ("--token-file", str(path), "--address", info.gcs_url)
+    submit = ("job", "submit", "--no-wait", "--env", f"FOLDER={tmp_path}", *stoker_)
+    with driver(cluster, LOOP, FOLDER=str(tmp_path)) as loop:
+        line_of(loop, "UP")
+        # Without STOKER_TOKEN, which would be the former secret afterwards.
+        submitted = cli(cluster, *submit, "--", "bash", "-c", SUBMITTED, STOKER_TOKEN="")
+        assert submitted.returncode == 0, submitted.stderr
+        rotated = cli(cluster, "token", "rotate", *stoker_, "--json", STOKER_TOKEN="")
+        assert rotated.returncode == 0, rotated.stderr
+        said = json.loads(rotated.stdout)
+        assert [one["token_id"] for one in said["tokens"]] == [alice.token_id]
+        signs, other = load_secrets(path)
+        assert other == former
+        assert path.stat().st_mode & 0o777 == 0o600
+        urls = (info.gcs_url, info.scheduler_url, info.nodelet_url)
+        for url in urls:
+            assert not status_of(url, signs).behind
+            assert status_of(url, former).signs == status_of(url, signs).signs
+        finished = cli(cluster, "token", "rotate", "--finish", *stoker_, STOKER_TOKEN="")
+        assert finished.returncode == 0, finished.stderr
+        assert alice.token_id in finished.stdout
+        old = (
+            former,
+            alice.secret,
+            signer.job("job_1"),
+            signer.service(Role.ADMIN, "x"),
+            signer.service(Role.NODE, info.node_id),
+        )
+        for url in urls:
+            for one in old:
+                with pytest.raises(UnauthorizedError):
+                    HttpClient(url, token=one).call("GET", "/v1/nodes")
+        (tmp_path / "late").touch()
+        (tmp_path / "end").touch()
+        gcs = HttpClient(info.gcs_url, token=signs)
+        until(lambda: _has_late(gcs), 40, "the submitted job's program runs after the rotation")
+        (tmp_path / "stop").touch()
+        assert int(line_of(loop, "DONE")) > 0
+    after = run_driver(
+        cluster,
+        "import stoker; stoker.init(); print(stoker.get(stoker.remote(lambda: 7).remote()))",
+        STOKER_TOKEN=signs,
+    )
+    assert after.stdout.split() == ["7"], after.stderr
+    late = gcs.call("POST", "/v1/tokens", body, reply=Token)
+    assert gcs.call("DELETE", f"/v1/tokens/{late.token_id}", reply=Token).revoked
+
+    def is_refused() -> bool:
+        try:
+            HttpClient(info.gcs_url, token=late.secret).call("GET", "/v1/jobs")
+        except UnauthorizedError:
+            return True
+        return False
+
+    until(is_refused, 1.0, "a token that was revoked is refused")
+    assert (Path(info.session_dir) / "token").read_text().strip() == signs
+
+
+def _has_late(gcs: HttpClient) -> bool:
+    try:
+        jobs = gcs.call("GET", "/v1/jobs", reply=dict)["items"]
+    except (ForbiddenError, StokerError):
+        return False
+    return any(job["submitted"] and job["state"] == "SUCCEEDED" for job in jobs)
