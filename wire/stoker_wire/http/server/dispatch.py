@@ -124,8 +124,10 @@ class Dispatcher:
         Other requests end by themselves, at their deadlines.
         """
         for request in list(self.live.values()):
-            route, header = request.route, request.http.headers.get("Authorization")
-            if route.stream and route.method == "GET" and header and request.task is not None:
+            header = request.http.headers.get("Authorization")
+            streams = request.route.stream or request.response is not None
+            reads = request.route.method == "GET"
+            if streams and reads and header and request.task is not None:
                 try:
                     self.guard.verify(header)
                 except UnauthorizedError:
