@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stoker.launch import spawn_local
+from stoker.local.cluster import spawn_node
 from stoker.runtime.net.http import HttpClient
 from stoker_wire.errors import ForbiddenError, StokerError, UnauthorizedError
-from stoker_wire.http.auth import load_secrets
+from stoker_wire.http.auth import load_secrets, write_private
 from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.common import Role
 from stoker_wire.messages.control import SECRET_PATH, CreateToken, PersonRole, SecretStatus, Token
-from tests.e2e._cluster import cli, driver, head, http, line_of, run_driver
+from tests.e2e._cluster import cli, driver, head, http, line_of, run_driver, session_root
 from tests.services import until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
     from stoker.launch import LocalCluster
@@ -69,6 +72,26 @@ LOOP = """
 SUBMITTED = """
 while [ ! -e "$FOLDER/late" ]; do sleep 0.1; done
 python -c 'import stoker; stoker.init(); print(stoker.kv.put("late", b"1"))'
+"""
+
+KILLED = """
+    import os, signal, time
+    import stoker
+    stoker.init()
+
+    @stoker.remote(num_cpus=0.1, max_retries=3)
+    def pid(mark):
+        if mark and not os.path.exists(mark):
+            open(mark, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return os.getpid()
+
+    first = stoker.get(pid.remote(""))
+    print("UP", flush=True)
+    while not os.path.exists(os.environ["FOLDER"] + "/stop"):
+        stoker.get(pid.remote(""))
+    killed = stoker.get(pid.remote(os.environ["FOLDER"] + "/mark"))
+    print("DONE", killed != first, flush=True)
 """
 
 
@@ -146,6 +169,87 @@ def test_running_work_goes_on_and_the_former_secret_is_refused_everywhere(
 
     until(is_refused, 1.0, "a token that was revoked is refused")
     assert (Path(info.session_dir) / "token").read_text().strip() == signs
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[tuple[LocalCluster, Path, Path]]:
+    """A head and a node, each with a token file of its own, as on two machines."""
+    files = tmp_path / "head-token", tmp_path / "node-token"
+    for path in files:
+        write_private(path, "the secret with which all began\n")
+    environ = {"STOKER_TOKEN_FILE": str(files[0])}
+    with session_root(tmp_path / "sessions"):
+        cluster = spawn_local(environ=environ, embedded=False, num_cpus=0, num_gpus=0)
+        node = None
+        try:
+            cluster.wait_ready()
+            node = spawn_node(
+                cluster.info.gcs_url, token="", token_file=str(files[1]), num_cpus=2, num_gpus=0
+            )
+            node.wait_ready()
+            yield cluster, *files
+        finally:
+            if node is not None:
+                node.stop()
+            cluster.stop()
+
+
+def test_a_rotation_waits_for_the_file_of_each_machine_and_goes_on_where_it_stopped(
+    apart: tuple[LocalCluster, Path, Path],
+) -> None:
+    cluster, of_head, of_node = apart
+    options = ("--token-file", str(of_head), "--address", cluster.info.gcs_url, "--timeout", "3s")
+
+    def rotate(*more: str) -> subprocess.CompletedProcess[str]:
+        return cli(cluster, "token", "rotate", *options, *more, STOKER_TOKEN="")
+
+    waits = rotate()
+    assert waits.returncode != 0
+    assert "has not got the next secret" in waits.stderr and "node n_" in waits.stderr
+    assert "copy the token file" in waits.stderr
+    former, signs = load_secrets(of_head)
+    write_private(of_node, of_head.read_text())
+    waits = rotate()
+    assert "does not sign by the new secret" in waits.stderr, "it was accepted, and is used here"
+    assert load_secrets(of_head) == (signs, former)
+    early = rotate("--finish")
+    assert early.returncode != 0 and "would be locked out" in early.stderr
+    assert load_secrets(of_head) == (signs, former)
+    step = cli(cluster, "token", "rotate", "--token-file", str(of_node), "--step", "use")
+    assert step.returncode == 0, step.stderr
+    rotated = rotate()
+    assert rotated.returncode == 0, rotated.stderr
+    with driver(cluster, KILLED, STOKER_TOKEN=signs, FOLDER=str(of_head.parent)) as calls:
+        line_of(calls, "UP")
+        assert "still accepts the former secret" in rotate("--finish").stderr
+        write_private(of_node, f"{signs}\n")
+        until(lambda: len(accepted(cluster, signs)) == 1, 10, "every service has one secret")
+        (of_head.parent / "stop").touch()
+        assert line_of(calls, "DONE") == "True"
+    (alone,) = load_secrets(of_head)
+    assert alone == signs
+
+
+def accepted(cluster: LocalCluster, secret: str) -> set[tuple[str, ...]]:
+    nodes = HttpClient(cluster.info.gcs_url, token=secret).call("GET", "/v1/nodes", reply=dict)
+    urls = [cluster.info.scheduler_url, *(one["url"] for one in nodes["items"])]
+    return {status_of(url, secret).accepts for url in urls}
+
+
+def test_a_secret_that_was_given_as_text_is_not_rotated_and_nothing_is_changed(
+    tmp_path: Path,
+) -> None:
+    with session_root(tmp_path):
+        environ = {"STOKER_TOKEN": "a secret in the environment"}
+        cluster = spawn_local(environ=environ, embedded=False, num_cpus=1, num_gpus=0)
+        try:
+            cluster.wait_ready()
+            tried = cli(cluster, "token", "rotate", STOKER_TOKEN="")
+            assert tried.returncode != 0
+            assert "start it with STOKER_TOKEN_FILE" in tried.stderr
+            assert len(load_secrets(cluster.info.token_file)) == 1
+        finally:
+            cluster.stop()
 
 
 def _has_late(gcs: HttpClient) -> bool:

@@ -12,6 +12,7 @@ import click
 from stoker.cli.options import (
     cluster_spec,
     given_token,
+    given_token_file,
     json_option,
     node_options,
     token_options,
@@ -49,7 +50,7 @@ def start(
     It listens on loopback unless --host says otherwise; beyond loopback a token must be given by
     STOKER_TOKEN or STOKER_TOKEN_FILE, the same on every node.
     """
-    from stoker.local.cluster import spawn_local, spawn_node
+    from stoker.local.cluster import secret_variables, spawn_local, spawn_node
     from stoker_wire.errors import PortInUseError
     from stoker_wire.settings import Settings
 
@@ -67,9 +68,10 @@ def start(
         from stoker.local.address import resolve
 
         target = resolve(address, token)
-        cluster = spawn_node(target.address, token=target.token, **spec)
+        path = given_token_file() or target.token_file
+        cluster = spawn_node(target.address, token=target.token, token_file=path, **spec)
     else:
-        environ = {"STOKER_TOKEN": token} if token else None
+        environ = secret_variables(token, given_token_file()) if token else None
         cluster = spawn_local(environ=environ, embedded=False, **spec)
     try:
         info = cluster.wait_ready(timeout_s)
@@ -135,7 +137,7 @@ def _print_started(info: LocalInfo, as_json: bool) -> None:
         echo("\nOn this machine `stoker status`, `stoker job submit` and")
         echo('`stoker.init(address="auto")` find it by themselves. Elsewhere:')
         echo(f"  export STOKER_ADDRESS={info.gcs_url}")
-        echo(f"  export STOKER_TOKEN=$(cat {info.token_file})")
+        echo(f"  export STOKER_TOKEN=$(head -n1 {info.token_file})")
         if info.gcs_url.startswith("https:"):
             echo("and STOKER_TLS_CA, STOKER_TLS_CERT, STOKER_TLS_KEY (docs/tls.md).")
         echo("\nStop it with `stoker stop`.")
