@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stoker_gcs.controllers.audit import Audit
 from stoker_gcs.controllers.drains import Drains
 from stoker_gcs.controllers.leader_election import LeaderElection
 from stoker_gcs.controllers.objects import ObjectController
@@ -91,6 +92,7 @@ class GcsApp:
     worker_exits: WorkerExits
     history: TaskHistory
     reconciler: Reconciler
+    audit: Audit
     retention: Retention
     snapshots: Snapshots
     time_machine: TimeMachine
@@ -203,6 +205,7 @@ def build_app(
         worker_exits=WorkerExits(state, (actors, jobs)),
         history=history,
         reconciler=reconciler,
+        audit=Audit(state),
         retention=Retention(
             state, settings, nodes=nodes, jobs=jobs, schedules=schedules, blobs=blobs
         ),

@@ -288,6 +288,12 @@ class Access:
             seen &= {str(asked)}
         return {**where, "job_id": tuple(sorted(seen)) or _NONE}
 
+    def shown(self, principal: Principal, event: Event) -> Event:
+        """Return an event as a principal may see it: of other people users learn nothing."""
+        if principal.sees_all or event.by is None or event.by.name == principal.name:
+            return event
+        return msgspec.structs.replace(event, by=None)
+
     async def seen(
         self, principal: Principal, matches: Callable[[Event], bool]
     ) -> Callable[[Event], bool]:

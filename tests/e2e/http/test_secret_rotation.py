@@ -13,9 +13,19 @@ from stoker.local.cluster import spawn_node
 from stoker.runtime.net.http import HttpClient
 from stoker_wire.errors import ForbiddenError, StokerError, UnauthorizedError
 from stoker_wire.http.auth import load_secrets, write_private
+from stoker_wire.http.cluster_secret import secret_id
 from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.common import Role
-from stoker_wire.messages.control import SECRET_PATH, CreateToken, PersonRole, SecretStatus, Token
+from stoker_wire.messages.control import (
+    SECRET_PATH,
+    CreateToken,
+    Event,
+    Page,
+    PersonRole,
+    SecretStatus,
+    Token,
+)
+from stoker_wire.messages.events import SecretsInUse, payload_as
 from tests.e2e._cluster import cli, driver, head, http, line_of, run_driver, session_root
 from tests.services import until
 
@@ -151,6 +161,13 @@ def test_running_work_goes_on_and_the_former_secret_is_refused_everywhere(
         until(lambda: _has_late(gcs), 40, "the submitted job's program runs after the rotation")
         (tmp_path / "stop").touch()
         assert int(line_of(loop, "DONE")) > 0
+    changes = gcs.call("GET", "/v1/events", reply=Page[Event], query={"kind": "secret."}).items
+    used = [payload_as(event, SecretsInUse) for event in changes]
+    assert [(one.signs, len(one.accepts)) for one in used if one is not None] == [
+        (secret_id(former), 2),
+        (secret_id(signs), 2),
+        (secret_id(signs), 1),
+    ]
     after = run_driver(
         cluster,
         "import stoker; stoker.init(); print(stoker.get(stoker.remote(lambda: 7).remote()))",

@@ -26,11 +26,24 @@ WaitS = Annotated[float, msgspec.Meta(ge=0, le=60)]
 """For how long a reply may be held back until what it waits for is there."""
 
 
+class Author(Record):
+    """The person whose request made a change: by which token, from which address.
+
+    With the cluster's secret the name is ``cluster``; who showed no valid token has none.
+    """
+
+    name: str
+    role: str = ""
+    token_id: str = ""
+    address: str = ""
+
+
 class Event(Record):
     """One entry of the append-only log. ``seq`` is the cursor of every watch.
 
     ``kind`` and the type of ``payload`` are those of :mod:`stoker_wire.messages.events`; ``subject``
-    is the id of the entity, and ``payload`` its record after the change.
+    is the id of the entity, and ``payload`` its record after the change. ``by`` is null where no person's
+    request made it: services and jobs do what they do for one, whom the record of the job names.
     """
 
     seq: int
@@ -38,6 +51,7 @@ class Event(Record):
     kind: str
     subject: str
     payload: dict[str, Any] = {}
+    by: Author | None = None
 
 
 COUNTED = 10_000
