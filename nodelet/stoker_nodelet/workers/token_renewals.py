@@ -1,8 +1,8 @@
 """New tokens for living processes, when another secret signs.
 
 The loop here is alone in renewing what a process was given before. Who is behind is no guess: a worker has
-answered with the new token, and the driver of a submitted job reads its file before it shows what was in
-it for more than a second.
+answered with the new token, and the driver of a submitted job looks at its file once a second at least
+while it shows what is in it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import time
 from typing import TYPE_CHECKING
 
 from stoker_wire.errors import StokerError
-from stoker_wire.http.auth import write_private
+from stoker_wire.http.auth import LOOK_S, write_private
 from stoker_wire.messages.common import Empty
 from stoker_wire.messages.node_api import RenewToken
 
 if TYPE_CHECKING:
     from stoker_nodelet.workers.processes import Process, Processes
 
+FOLLOWED_S = 1.5 * LOOK_S
+"""After so long nobody shows what was in a file before."""
 _RENEW_S = 5.0
 _AGAIN_S = 1.0
 _AT_ONCE = 32
@@ -74,6 +76,7 @@ class TokenRenewals:
             try:
                 if process.token_file is not None:
                     write_private(process.token_file, f"{token}\n")
+                    await asyncio.sleep(FOLLOWED_S)
                 else:
                     await self._processes.client_of(process).call(
                         "POST",

@@ -28,6 +28,11 @@ class DriverTokens:
         self._sessions: set[DriverToken] = set()
         signer.secret.on_change(self._on_change)
 
+    @property
+    def rotates(self) -> bool:
+        """Whether what another secret than the present one has signed is good."""
+        return len(self._signer.secret.values) > 1
+
     def behind(self) -> tuple[str, ...]:
         """Return the drivers that have not taken the token which the present secret signs."""
         return tuple(f"the driver of {one.job_id}" for one in self._sessions if one.is_behind)

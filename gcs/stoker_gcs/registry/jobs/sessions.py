@@ -142,8 +142,20 @@ class DriverSessions:
                     task.cancel()
 
     def behind(self) -> tuple[str, ...]:
-        """Return the drivers with a session here that have a token of another secret than the present one."""
-        return self._tokens.behind()
+        """Return the drivers that may have a token of another secret than the present one.
+
+        Beside those with a session here that have not taken theirs, these are drivers without a session,
+        while there is another secret. Of those at other replicas only these can tell.
+        """
+        found = self._tokens.behind()
+        if self._state.store.shared or not self._tokens.rotates:
+            return found
+        away = (
+            job_id
+            for job_id, job in self._jobs.live.items()
+            if not job.submitted and job.state is JobState.RUNNING and job_id not in self._open
+        )
+        return (*found, *(f"the driver of {job_id}, which has no session now" for job_id in away))
 
     async def until_exit(self, req: Request) -> None:
         """Hold a session until the driver's process exits: the last byte of its request is the code.

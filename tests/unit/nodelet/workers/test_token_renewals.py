@@ -30,6 +30,7 @@ async def test_all_who_have_a_job_are_renewed_and_one_that_refuses_is_asked_agai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_renewals, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(token_renewals, "FOLLOWED_S", 0.01)
     path = tmp_path / "token"
     write_private(path, "first\n")
     signer = TokenSigner(ClusterSecret.of_file(path))
