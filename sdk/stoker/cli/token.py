@@ -22,7 +22,7 @@ else:
     _FloatType = click.ParamType  # generic only in newer versions of click
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_ROLES = ("user", "admin", "viewer")
+_ROLES = ("user", "admin", "viewer", "join")
 
 
 class Span(_FloatType):
@@ -62,6 +62,7 @@ def token() -> None:
     "[default: one named like the user; for others all]",
 )
 @click.option("--expires-in", type=Span(), metavar="SPAN", help="12h, 30d. [default: never]")
+@click.option("--once", is_flag=True, help="Of a join token: it is good for one machine.")
 @click.option(
     "--output",
     type=click.Path(dir_okay=False),
@@ -72,18 +73,27 @@ def create(
     role: str,
     namespaces: tuple[str, ...],
     expires_in: float | None,
+    once: bool,
     output: str | None,
     address: str | None,
     token: str | None,
     as_json: bool,
 ) -> None:
-    """Make a token for NAME. It is shown once."""
+    """Make a token for NAME. It is shown once.
+
+    One with --role join is for a machine: `stoker start --address URL --join-token-file FILE` gets the
+    cluster's secret by it.
+    """
     from msgspec.structs import replace
 
     from stoker_wire.messages.control import CreateToken, PersonRole, Token
 
     body = CreateToken(
-        name=name, role=PersonRole(role), namespaces=namespaces, expires_in_s=expires_in
+        name=name,
+        role=PersonRole(role),
+        namespaces=namespaces,
+        expires_in_s=expires_in,
+        once=once,
     )
     if output is not None and os.path.exists(output):
         raise click.UsageError(f"{output} is there already: name a new file")
@@ -97,6 +107,12 @@ def create(
     until = "never expires" if made.expires_at_s is None else f"expires {in_(made.expires_at_s)}"
     echo(f"{made.token_id} of {made.role} {made.name}, {until}", err=True)
     echo(made.secret if output is None else f"written to {output}")
+    if made.role is PersonRole.JOIN:
+        from stoker.local.joining import ca_digest
+
+        pin = ca_digest()
+        echo("on the machine: stoker start --address URL --join-token-file FILE"
+             + (f" --ca-sha256 {pin}" if pin else ""), err=True)  # fmt: skip
 
 
 def _write(path: Path, secret: str) -> None:

@@ -26,6 +26,7 @@ from stoker_wire.messages.control import (
     CreateToken,
     Event,
     IdMatches,
+    JoinReply,
     KvPut,
     KvReply,
     Leader,
@@ -465,3 +466,52 @@ async def test_both_secrets_of_a_rotation_are_good_and_the_former_one_is_cut_off
             "POST", "/v1/channel-reviews", review, reply=ChannelReview
         )
         assert not answer.allowed
+
+
+async def test_a_join_token_becomes_the_secret_once_and_nothing_else(
+    served: tuple[Running, Client], as_: As
+) -> None:
+    _, root = served
+    for body in (
+        CreateToken(name="m", role=PersonRole.JOIN),
+        CreateToken(name="m", role=PersonRole.JOIN, once=True, namespaces=("team",)),
+        CreateToken(name="m", once=True),
+    ):
+        with pytest.raises(BadRequestError):
+            await root.call("POST", "/v1/tokens", body, reply=Token)
+    once = CreateToken(name="m1", role=PersonRole.JOIN, once=True)
+    made = await root.call("POST", "/v1/tokens", once, reply=Token)
+    machine = await as_(token=made.secret)
+    for path in ("/v1/nodes", "/v1/events", "/v1/tokens", SECRET_PATH):
+        with pytest.raises(ForbiddenError):
+            await machine.call("GET", path)
+    with pytest.raises(ForbiddenError):
+        await (await as_("ann", role="admin")).call("POST", "/v1/join", reply=JoinReply)
+
+    async def joins(client: Client) -> bool:
+        try:
+            reply = await client.call("POST", "/v1/join", reply=JoinReply, retry=False)
+        except UnauthorizedError:
+            return False
+        assert reply.secrets == (TOKEN,)
+        return True
+
+    tried = await asyncio.gather(*(joins(machine) for _ in range(8)))
+    assert tried.count(True) == 1, "of those at the same moment one wins"
+    assert not await joins(machine)
+    events = await root.call("GET", "/v1/events", reply=Page[Event], query={"kind": "token.used"})
+    (used,) = events.items
+    assert used.subject == made.token_id and used.by is not None
+    assert (used.by.name, used.by.role, used.by.address) == ("m1", "join", "127.0.0.1")
+    assert TOKEN not in str(used.payload)
+
+    many = CreateToken(name="m2", role=PersonRole.JOIN, expires_in_s=60.0)
+    made = await root.call("POST", "/v1/tokens", many, reply=Token)
+    machine = await as_(token=made.secret)
+    assert await joins(machine) and await joins(machine)
+    await root.call("DELETE", f"/v1/tokens/{made.token_id}")
+    assert not await joins(machine)
+    brief = CreateToken(name="m3", role=PersonRole.JOIN, expires_in_s=0.2)
+    machine = await as_(token=(await root.call("POST", "/v1/tokens", brief, reply=Token)).secret)
+    await asyncio.sleep(0.3)
+    assert not await joins(machine)

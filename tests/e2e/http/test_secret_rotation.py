@@ -275,3 +275,32 @@ def _has_late(gcs: HttpClient) -> bool:
     except (ForbiddenError, StokerError):
         return False
     return any(job["submitted"] and job["state"] == "SUCCEEDED" for job in jobs)
+
+
+def test_a_machine_joins_by_a_token_that_is_good_once(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "join")
+    made = cli(cluster, "token", "create", "m1", "--role", "join", "--once", "--output", file)
+    assert made.returncode == 0, made.stderr
+    assert "--join-token-file" in made.stderr
+    join = ("start", "--address", cluster.info.gcs_url, "--join-token-file", file)
+    offer = ("--num-cpus", "1", "--num-gpus", "0")
+    machine = {"STOKER_TOKEN": "", "STOKER_SESSION_ROOT": str(tmp_path / "sessions")}
+
+    def start(name: str) -> subprocess.CompletedProcess[str]:
+        return cli(cluster, *join, *offer, STOKER_TOKEN_FILE=str(tmp_path / name), **machine)
+
+    started = start("token")
+    assert started.returncode == 0, started.stderr
+    try:
+        assert load_secrets(tmp_path / "token") == (cluster.info.token,)
+        assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+        nodes = http(cluster).call("GET", "/v1/nodes", reply=dict)["items"]
+        assert len(nodes) == 2
+        again = start("another")
+        assert again.returncode != 0 and "revoked" in again.stderr
+        assert not (tmp_path / "another").exists()
+    finally:
+        stopped = cli(cluster, "stop", **machine)
+        assert stopped.returncode == 0, stopped.stderr

@@ -28,8 +28,9 @@ WORK = frozenset({Role.ADMIN, Role.USER, Role.JOB})
 PEOPLE = USERS | {Role.VIEWER}
 AUDITORS = SERVICES | {Role.ADMIN, Role.VIEWER}
 """Those who see what is of all users."""
-READERS = frozenset(Role)
-"""All."""
+JOINERS = frozenset({Role.JOIN})
+READERS = frozenset(Role) - JOINERS
+"""All that belong to the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +84,14 @@ ROOT = Principal(roles=frozenset(Role), name="cluster")
 ANONYMOUS = Principal(roles=NOBODY, namespaces=())
 """Who sent no token, to a route that asks for none."""
 
+_AUTHORS = PEOPLE | JOINERS
 AUTHOR: ContextVar[Author | None] = ContextVar("AUTHOR", default=None)
 """The person for whom this task answers a request that changes something; None for all others."""
 
 
 def author_of(principal: Principal, address: str | None) -> Author | None:
     """Return a person as the author of changes; None for services and jobs."""
-    if principal.roles.isdisjoint(PEOPLE):
+    if principal.roles.isdisjoint(_AUTHORS):
         return None
     return Author(
         name=principal.name,

@@ -156,17 +156,22 @@ class Leader(Record):
 
 
 class PersonRole(StrEnum):
-    """The roles of people's tokens: an admin may do all, a user own work, a viewer look on."""
+    """The roles of tokens that admins make: an admin may do all, a user own work, a viewer look on.
+
+    With ``join`` a machine asks for the secret.
+    """
 
     ADMIN = "admin"
     USER = "user"
     VIEWER = "viewer"
+    JOIN = "join"
 
 
 class CreateToken(Message):
     """Request for a token of a person; it is shown once, in the reply.
 
     ``namespaces`` are those that it may use (``*``: all); by default a user's is named like the user.
+    A ``join`` token is for machines: it has an end, or is good ``once``.
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.@-]+$")]
@@ -176,12 +181,14 @@ class CreateToken(Message):
         msgspec.Meta(max_length=64),
     ] = ()
     expires_in_s: PositiveSeconds | None = None
+    once: bool = False
 
 
 class Token(Record):
     """A token of a person (``secret``, by which it is used, is set only in the reply to its creation).
 
-    ``signed_by`` names the cluster's secret with which it ends.
+    ``signed_by`` names the cluster's secret with which it ends. One that is good ``once`` is revoked by
+    its use.
     """
 
     token_id: str
@@ -194,6 +201,13 @@ class Token(Record):
     revoked: bool = False
     secret: str = ""
     signed_by: str = ""
+    once: bool = False
+
+
+class JoinReply(Record):
+    """The cluster's secrets, for the token file of a machine that joins: the first signs."""
+
+    secrets: tuple[str, ...]
 
 
 SECRET_PATH = "/v1/secret"

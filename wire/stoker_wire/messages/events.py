@@ -111,6 +111,8 @@ class EventKind(StrEnum):
     """Subject: the name that is led (scheduler, gcs)."""
     TOKEN_CREATED = "token.created"
     TOKEN_REVOKED = "token.revoked"
+    TOKEN_USED = "token.used"
+    """A machine got the cluster's secret by a join token."""
     SECRET_ROTATED = "secret.rotated"
     """Other secrets than before are in use. Subject: the name of the one that signs."""
     AUDIT_REFUSED = "audit.refused"
@@ -239,6 +241,7 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.LEADER_ELECTED: Leader,
     EventKind.TOKEN_CREATED: Token,
     EventKind.TOKEN_REVOKED: Token,
+    EventKind.TOKEN_USED: Token,
     EventKind.SECRET_ROTATED: SecretsInUse,
     EventKind.AUDIT_REFUSED: Refusals,
     EventKind.RECORDS_REMOVED: RemovedRecords,

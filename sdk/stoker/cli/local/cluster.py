@@ -31,6 +31,11 @@ _POLL_S = 0.02
 @click.option("--head", is_flag=True, help="Start a new cluster: control plane and one node.")
 @click.option("--address", metavar="URL", help="Join the cluster at URL with one more node.")
 @token_options
+@click.option("--join-token-file", metavar="FILE", type=click.Path(dir_okay=False),
+              help="File with a join token (`stoker token create NAME --role join`): the cluster's secret "
+              "is fetched by it, into STOKER_TOKEN_FILE or ~/.stoker/token.")  # fmt: skip
+@click.option("--ca-sha256", metavar="HEX",
+              help="Check STOKER_TLS_CA against this before anything is sent.")  # fmt: skip
 @node_options
 @click.option("--block", is_flag=True, help="Stay in the foreground; Ctrl-C stops it.")
 @click.option("--timeout", "timeout_s", type=float, default=30.0, show_default=True,
@@ -40,6 +45,8 @@ def start(
     head: bool,
     address: str | None,
     token: str | None,
+    join_token_file: str | None,
+    ca_sha256: str | None,
     block: bool,
     timeout_s: float,
     as_json: bool,
@@ -52,6 +59,7 @@ def start(
     """
     from stoker.local.cluster import secret_variables, spawn_local, spawn_node
     from stoker_wire.errors import PortInUseError
+    from stoker_wire.http.auth import load_token
     from stoker_wire.settings import Settings
 
     if head == bool(address):
@@ -61,14 +69,25 @@ def start(
             ctx=click.get_current_context(),
         )
     token = given_token(token)
+    if join_token_file and (head or token):
+        raise click.UsageError("--join-token-file goes with --address, and with no other token")
+    if ca_sha256 and not join_token_file:
+        raise click.UsageError("--ca-sha256 goes with --join-token-file")
     if node["port"] is None:
         node["port"] = Settings.from_env().port or (DEFAULT_PORT if head else 0)
     spec = cluster_spec(**node)
     if address:
         from stoker.local.address import resolve
 
-        target = resolve(address, token)
-        path = given_token_file() or target.token_file
+        if join_token_file:
+            from stoker.local.joining import join
+
+            own = Settings.from_env().token_file
+            path = str(join(address, join_token_file, own, ca_sha256=ca_sha256 or ""))
+            target = resolve(address, load_token(path))
+        else:
+            target = resolve(address, token)
+            path = given_token_file() or target.token_file
         cluster = spawn_node(target.address, token=target.token, token_file=path, **spec)
     else:
         environ = secret_variables(token, given_token_file()) if token else None
