@@ -187,9 +187,10 @@ class Driver:
                         while not ws.closed:
                             async with self._gcs.attend(url):
                                 message = await ws.receive(_SESSION_SILENCE_S)
-                            await self._renew_token(ws, message)
                             if ws.close_code == JOB_IS_OVER:
                                 self._lose_job(message.extra or "")
+                            elif not ws.closed:
+                                await self._renew_token(ws, message)
                     beats.cancel()
             await asyncio.sleep(_RECONNECT_S)
 
@@ -199,7 +200,11 @@ class Driver:
         """Take over the token that the gcs sends when another secret signs, and say so."""
         if message.type is not aiohttp.WSMsgType.TEXT or message.data == SESSION_BEAT:
             return
-        token = msgspec.json.decode(message.data, type=SessionMessage).token
+        token = ""
+        with contextlib.suppress(
+            msgspec.MsgspecError
+        ):  # a newer gcs may say more than this process knows
+            token = msgspec.json.decode(message.data, type=SessionMessage).token
         if token:
             self._identity.renew_token(token)
             answer = SessionMessage(took=token_digest(token))
