@@ -2,7 +2,8 @@
 
 Each has a cluster of its own on this machine and a driver that reaches it as from outside: by our gateway,
 by Ray's client server. In turn, A B A B, in one run. ``--ray PYTHON`` names an interpreter with
-``ray[client]``. What a driver puts counts once an actor inside has read it: ours is sent then, Ray's at the put.
+``ray[client]``. What a driver puts counts once an actor inside has read it: ours is sent then, Ray's at
+the put.
 """
 
 from __future__ import annotations

@@ -62,9 +62,10 @@ _ROLES_HEAD = """\
 Every request carries a token, and every token has a role. A route takes the roles that are marked here; any
 other gets 403 with the roles that it needs. The cluster's secret has all roles. Within a route that it may
 call, a `user` reaches its own jobs and what these made, and what is in the namespaces of its token; a `job`
-sees what its user does, and changes what is its own; an `admin` reaches all, a `viewer` sees all
-([SECURITY.md](../SECURITY.md)). `/healthz` and `/readyz` take no token; nor do `/metrics` and
-`/openapi.json` on loopback.
+sees what its user does, and changes what is its own; an `admin` reaches all, a `viewer` sees all; with a
+`join` token a machine gets the secret, and nothing else ([SECURITY.md](../SECURITY.md)). Every service
+answers `GET /v1/secret` (the names of its secrets) for services and admins. `/healthz` and `/readyz` take no
+token; nor do `/metrics` and `/openapi.json` on loopback.
 """
 
 

@@ -6,8 +6,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from stoker_gcs.service import DEFAULT_PORT, Running, serve
-from stoker_wire.http.auth import find_token, private_dir
+from stoker_wire.http.auth import private_dir
+from stoker_wire.http.cluster_secret import find_secret
 from stoker_wire.http.server.service import run_service
+from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.process.files.secret_files import with_password
 from stoker_wire.settings import Settings
 
@@ -37,7 +39,7 @@ def main() -> None:
             database_url = f"sqlite:///{folder / 'gcs.sqlite3'}"
         return await serve(
             settings,
-            token=find_token(settings, host=settings.host),
+            token=TokenSigner(find_secret(settings, host=settings.host)),
             database_url=database_url,
             redis_url=with_password(settings.redis_url, settings.redis_password_file) or None,
             host=settings.host,

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stoker_gcs.controllers.audit import Audit
 from stoker_gcs.controllers.drains import Drains
 from stoker_gcs.controllers.leader_election import LeaderElection
 from stoker_gcs.controllers.objects import ObjectController
@@ -31,6 +32,7 @@ from stoker_gcs.registry.groups.registry import GroupRegistry
 from stoker_gcs.registry.jobs.arrays import JobArrays
 from stoker_gcs.registry.jobs.attempts import JobWork
 from stoker_gcs.registry.jobs.driver_processes import DriverProcesses
+from stoker_gcs.registry.jobs.driver_tokens import DriverTokens
 from stoker_gcs.registry.jobs.placement import DriverPlacement
 from stoker_gcs.registry.jobs.registry import JobRegistry
 from stoker_gcs.registry.jobs.sessions import DriverSessions
@@ -90,6 +92,7 @@ class GcsApp:
     worker_exits: WorkerExits
     history: TaskHistory
     reconciler: Reconciler
+    audit: Audit
     retention: Retention
     snapshots: Snapshots
     time_machine: TimeMachine
@@ -139,7 +142,8 @@ def build_app(
     replica_id = f"gcs_{os.urandom(6).hex()}"
     election = LeaderElection(state, files_of(settings))
     nodes = NodeRegistry(state, settings)
-    peers = PeerClients(election, nodes.view, settings, tokens.service(Role.GCS, replica_id))
+    credential = tokens.service_credential(Role.GCS, replica_id)
+    peers = PeerClients(election, nodes.view, settings, credential)
     releaser = LeaseReleaser(state, peers, background)
     jobs = JobRegistry(state)
     actors = ActorRegistry(state, jobs, releaser)
@@ -187,7 +191,9 @@ def build_app(
         jobs=jobs,
         probes=NodeProbes(nodes, settings),
         drains=Drains(state, peers, nodes=nodes, actors=actors, groups=groups),
-        sessions=DriverSessions(state, jobs, DriverProcesses(peers), settings, replica_id),
+        sessions=DriverSessions(
+            state, jobs, DriverProcesses(peers), DriverTokens(tokens), settings, replica_id
+        ),
         actors=actors,
         groups=groups,
         objects=objects,
@@ -199,6 +205,7 @@ def build_app(
         worker_exits=WorkerExits(state, (actors, jobs)),
         history=history,
         reconciler=reconciler,
+        audit=Audit(state),
         retention=Retention(
             state, settings, nodes=nodes, jobs=jobs, schedules=schedules, blobs=blobs
         ),

@@ -18,6 +18,7 @@ from stoker_wire.messages.control import Page
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from stoker_wire.http.auth import Credential
     from stoker_wire.http.client.client import Client
     from stoker_wire.messages.control import Leader
     from stoker_wire.settings import Settings
@@ -44,11 +45,17 @@ class PeerClients:
     """One pooled client per peer URL. ``nodes`` is the live view of the node registry."""
 
     def __init__(
-        self, leaders: LeaderLookup, nodes: Mapping[str, Node], settings: Settings, token: str
+        self,
+        leaders: LeaderLookup,
+        nodes: Mapping[str, Node],
+        settings: Settings,
+        credential: Credential,
     ) -> None:
         self._leaders = leaders
         self._nodes = nodes
-        self._pool = ClientPool(token=token, peer="gcs", settings=settings, max_connections=2048)
+        self._pool = ClientPool(
+            token=credential, peer="gcs", settings=settings, max_connections=2048
+        )
         self._leader = LeaderClient(
             SCHEDULER,
             self._pool,

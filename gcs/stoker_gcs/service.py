@@ -82,7 +82,7 @@ class Running:
 async def serve(
     settings: Settings,
     *,
-    token: str,
+    token: str | TokenSigner,
     database_url: str,
     redis_url: str | None = None,
     host: str = "127.0.0.1",
@@ -92,11 +92,13 @@ async def serve(
     store = open_store(database_url)
     background, writers = Background("gcs"), Background("gcs-writers")
     pauses = Pauses() if store.shared else None
-    tokens = TokenSigner(token)
+    tokens = token if isinstance(token, TokenSigner) else TokenSigner(token)
     app = build_app(store, _ephemeral_store(redis_url), settings, tokens, background, pauses)
-    service = Service("gcs", settings, token=token, authority=app.access)
+    service = Service("gcs", settings, token=tokens, authority=app.access)
+    service.behind = app.sessions.behind
     service.dispatcher.pauses = pauses
     service.add_routes(ROUTES, app)
+    service.dispatcher.on_refused = app.audit.note_refused
     app.tokens.on_revoked = service.dispatcher.end_requests_of
     maintenance = Maintenance(
         service.metrics, app.state, nodes=app.nodes, jobs=app.jobs, history=app.history
@@ -119,6 +121,12 @@ async def serve(
         },
     )
     running = Running(service, app, store, background, writers, leader_loops)
+
+    def note_secrets() -> None:
+        if leader_loops.leads:  # each replica sees the change, one writes it
+            background.spawn(app.audit.note_secrets(tokens.secret), name="secrets")
+
+    tokens.secret.on_change(note_secrets)
     try:
         await store.start()
         if pauses is not None:
@@ -132,6 +140,7 @@ async def serve(
             "follow-log": app.follow_log,
             "probes": app.probes.follow_connections,
             "sessions": app.sessions.renew,
+            "audit": app.audit.run,
             "metrics": maintenance.update_metrics,
             "leader-loops": partial(leader_loops.run, service.url),
         }

@@ -44,8 +44,9 @@ def main(argv: list[str] | None = None) -> None:
 
     from stoker_nodelet.service import Nodelet, end_process, serve
     from stoker_wire.errors import BadRequestError
-    from stoker_wire.http.auth import find_token
+    from stoker_wire.http.cluster_secret import find_secret
     from stoker_wire.http.server.service import run_service
+    from stoker_wire.http.server.tokens import TokenSigner
     from stoker_wire.ids import Prefix, new_id
     from stoker_wire.settings import Settings
 
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
             raise BadRequestError(
                 "the node has no gcs to join\ngive --gcs-url or set STOKER_GCS_URL"
             )
-        token = find_token(settings, host=settings.host)
+        token = TokenSigner(find_secret(settings, host=settings.host))
         return await serve(
             settings,
             token=token,

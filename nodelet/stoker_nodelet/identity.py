@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker_wire.errors import UnavailableError
+from stoker_wire.http.auth import Credential
 from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.common import Address
 
@@ -41,14 +42,14 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Names and folders of one nodelet. ``token`` is its own, ``tokens`` makes those of its processes."""
+    """Names and folders of one nodelet, what it shows to others, and what signs for its processes."""
 
     node_id: str
     host_id: str
     endpoint: Endpoint
     unix: str
     gcs_url: str
-    token: str
+    credential: Credential
     tokens: TokenSigner
     session_dir: Path
     arena_dir: Path
@@ -71,6 +72,10 @@ class Identity:
     def socket_path(self, worker_id: str) -> Path:
         """Return where a worker listens."""
         return self.socket_dir / f"{worker_id}.sock"
+
+    def token_file(self, worker_id: str) -> Path:
+        """Return where the driver of a submitted job, and what it starts, finds its token."""
+        return self.session_dir / "tokens" / worker_id
 
     def worker_log(self, worker_id: str) -> Path:
         return self.log_dir / f"worker-{worker_id}.log"

@@ -47,6 +47,7 @@ from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
 from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.workers.deadlines import Deadlines
 from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
+from stoker_nodelet.workers.token_renewals import TokenRenewals
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.constraints.taints import Taint, parse_taint
 from stoker_wire.errors import BadRequestError, ConflictError, NotFoundError
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stoker_nodelet.devices.inventory import GpuLibrary, Inventory
+    from stoker_wire.http.server.tokens import TokenSigner
     from stoker_wire.settings import Settings
 
 _TICK_S = 0.5
@@ -103,6 +105,7 @@ class Parts:
     log_retention: LogRetention
     memory_monitor: MemoryMonitor
     deadlines: Deadlines
+    renewals: TokenRenewals
     monitor: GpuMonitor | None
 
 
@@ -143,6 +146,7 @@ class Nodelet:
             ("detached", parts.detached.run()),
             ("memory", parts.memory_monitor.run()),
             ("deadlines", parts.deadlines.run()),
+            ("tokens", parts.renewals.run()),
             ("ticks", _tick(workers, parts.log_retention)),
             ("folders", workers.sweep_folders()),
             (
@@ -186,7 +190,7 @@ class Nodelet:
 async def serve(
     settings: Settings,
     *,
-    token: str,
+    token: str | TokenSigner,
     gcs_url: str,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -203,7 +207,7 @@ async def serve(
 ) -> Nodelet:
     """Start a nodelet on ``host``:``port`` (0: a free one) that joins the gcs at ``gcs_url``.
 
-    ``token`` is the cluster's secret.
+    ``token`` is the cluster's secret, or what signs by it.
     ``num_cpus``, ``num_gpus`` and ``memory`` (bytes) default to the settings, then to what the
     machine has. ``forkserver`` is one that was started earlier; ``target`` is the function that
     workers run. ``end`` ends the process that this nodelet is, when its node was drained; one that is part of
@@ -227,7 +231,7 @@ async def serve(
         endpoint=Endpoint(),
         unix=str(socket_dir / f"{node_id}.sock"),
         gcs_url=gcs_url,
-        token=service.tokens.service(Role.NODE, node_id),
+        credential=service.tokens.service_credential(Role.NODE, node_id),
         tokens=service.tokens,
         session_dir=session_dir,
         arena_dir=arena_dir,
@@ -267,7 +271,7 @@ def _build_parts(
     node_id = identity.node_id
     background = Background(f"nodelet-{node_id}")
     gcs = Client(
-        identity.gcs_url, token=identity.token, peer=f"nodelet {node_id}", settings=settings
+        identity.gcs_url, token=identity.credential, peer=f"nodelet {node_id}", settings=settings
     )
     state = State(
         policy=Policy(
@@ -313,7 +317,7 @@ def _build_parts(
         node_id,
         identity.endpoint,
         evictor,
-        token=identity.token,
+        credential=identity.credential,
         settings=settings,
         gcs=gcs,
         background=background,
@@ -321,6 +325,8 @@ def _build_parts(
     detached = DetachedCopies(
         evictor, Path(settings.detached_dir or identity.session_dir / "detached"), gcs
     )
+    renewals = TokenRenewals(workers.processes)
+    service.behind = renewals.behind
     handlers = api.Api(
         workers, exits, evictor.objects, logs, spool, evictor, object_transfer, detached, end
     )
@@ -354,6 +360,7 @@ def _build_parts(
             measure=partial(node_memory, limited_cgroups()),
         ),
         deadlines=Deadlines(workers),
+        renewals=renewals,
         monitor=GpuMonitor(gpu_library, workers) if gpu_library is not None else None,
     )
 
@@ -439,7 +446,7 @@ def _make_folders(session_dir: Path, node_id: str) -> tuple[Path, Path]:
     """Make the folders of the session and of the sockets; return both."""
     session_dir = session_dir.absolute()
     socket_dir = arena.socket_folder(session_dir, node_id)
-    for folder in (session_dir, session_dir / "logs"):
+    for folder in (session_dir, session_dir / "logs", session_dir / "tokens"):
         private_dir(folder)
     if socket_dir.parent == session_dir:
         socket_dir.mkdir(mode=0o700, exist_ok=True)

@@ -6,8 +6,9 @@ import argparse
 
 from stoker_scheduler.service import DEFAULT_PORT, SchedulerService, serve
 from stoker_wire.errors import BadRequestError
-from stoker_wire.http.auth import find_token
+from stoker_wire.http.cluster_secret import find_secret
 from stoker_wire.http.server.service import run_service
+from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.settings import Settings
 
 
@@ -26,7 +27,7 @@ def main() -> None:
                 "the scheduler needs to know the gcs\nset STOKER_GCS_URL or pass --gcs-url",
                 field="gcs_url",
             )
-        token = find_token(settings, host=settings.host)
+        token = TokenSigner(find_secret(settings, host=settings.host))
         port = settings.port if given.port is not None else settings.port or DEFAULT_PORT
         return await serve(
             settings, token=token, gcs_url=settings.gcs_url, host=settings.host, port=port

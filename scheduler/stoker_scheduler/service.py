@@ -31,6 +31,7 @@ from stoker_wire.messages.work import Job
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
+    from stoker_wire.http.server.tokens import TokenSigner
     from stoker_wire.messages.control import Leader
     from stoker_wire.messages.groups import PreemptGroup
     from stoker_wire.settings import Settings
@@ -42,11 +43,11 @@ JOB_TIMEOUT_S = 2.0
 class SchedulerService:
     """A scheduler that listens. ``stop`` ends it in good order."""
 
-    def __init__(self, settings: Settings, *, token: str, gcs_url: str) -> None:
+    def __init__(self, settings: Settings, *, token: str | TokenSigner, gcs_url: str) -> None:
         self._settings = settings
         self._service = Service("scheduler", settings, token=token)
-        self._token = self._service.tokens.service(Role.SCHEDULER, "scheduler")
-        self._gcs = Client(gcs_url, token=self._token, peer="scheduler", settings=settings)
+        self._credential = self._service.tokens.service_credential(Role.SCHEDULER, "scheduler")
+        self._gcs = Client(gcs_url, token=self._credential, peer="scheduler", settings=settings)
         self._background = Background("scheduler.life")
         self._extenders = read_extenders(settings.extenders) if settings.extenders else ()
         self._engine: Engine | None = None
@@ -104,7 +105,7 @@ class SchedulerService:
 
     async def _begin_term(self, leader: Leader) -> None:
         background = Background("scheduler")
-        clients = ClientPool(token=self._token, peer="scheduler", settings=self._settings)
+        clients = ClientPool(token=self._credential, peer="scheduler", settings=self._settings)
         nodelets = NodeletClients(clients, epoch=leader.epoch, background=background)
         engine = Engine(
             _policy(self._settings),
@@ -190,7 +191,7 @@ def _policy(settings: Settings) -> SchedulingPolicy:
 async def serve(
     settings: Settings,
     *,
-    token: str,
+    token: str | TokenSigner,
     gcs_url: str,
     host: str | None = None,
     port: int | None = None,

@@ -107,7 +107,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="bearer token shared by all components; empty: use token_file")
     ] = ""
     token_file: Annotated[
-        str, Meta(description="file that holds the token, mode 0600; made at first start")
+        str,
+        Meta(description="file that holds the token, mode 0600; made at first start, and followed"),
     ] = "~/.stoker/token"
     server_user: Annotated[
         str,

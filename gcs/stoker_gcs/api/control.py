@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker_wire.http.principals import ADMINS, JOBS, READERS, SCHEDULERS
+from stoker_wire.http.principals import ADMINS, JOBS, JOINERS, READERS, SCHEDULERS
+from stoker_wire.http.server.request_guard import check_confidential
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.control import (
     Campaign,
@@ -16,6 +17,7 @@ from stoker_wire.messages.control import (
     CreateToken,
     IdMatches,
     IdQuery,
+    JoinReply,
     Leader,
     ListQuery,
     Page,
@@ -70,6 +72,11 @@ async def whoami(app: GcsApp, req: Request) -> Whoami:
         token_id=sender.token_id,
         expires_at_s=sender.expires_at_s,
     )
+
+
+async def join(app: GcsApp, req: Request) -> JoinReply:
+    check_confidential(req.http)
+    return JoinReply(secrets=await app.tokens.use_to_join(req.principal.token_id))
 
 
 async def review_channel(app: GcsApp, req: Request) -> ChannelReview:
@@ -152,6 +159,16 @@ ROUTES = (
         reply=Whoami,
         roles=READERS,
         summary="Get whom the request's token is for",
+    ),
+    Route(
+        "POST",
+        "/v1/join",
+        join,
+        reply=JoinReply,
+        # The reply has the cluster's secret, which a store of replies must not hold.
+        idempotency=False,
+        roles=JOINERS,
+        summary="Get cluster's secret, to join: over TLS, or on this machine",
     ),
     Route(
         "POST",

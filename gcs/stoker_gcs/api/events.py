@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from stoker_gcs.app import GcsApp
     from stoker_gcs.state.records import StateStore
+    from stoker_wire.http.principals import Principal
     from stoker_wire.http.server.request import Request
 
 SKIPPED_BEFORE_BOOKMARK = 500
@@ -35,9 +36,19 @@ async def list_events(app: GcsApp, req: Request) -> Any:
         kind, _, node_id = req.peer.partition(" ")
         if kind == "nodelet":
             app.probes.watches(node_id, req.http)
-        return await watch(app, req, event_filter(query.kind, query.subject))
-    matches = event_filter(query.kind, query.subject)
-    return await _page(app.state, query, await app.access.seen(req.principal, matches))
+        return await watch(app, req, _matches(app, req))
+    matches = _matches(app, req)
+    page = await _page(app.state, query, await app.access.seen(req.principal, matches))
+    shown = tuple(app.access.shown(req.principal, event) for event in page.items)
+    return msgspec.structs.replace(page, items=shown)
+
+
+def _matches(app: GcsApp, req: Request) -> Callable[[Event], bool]:
+    """Return the filter of a query: by what the caller may see of an event, or it would tell the rest."""
+    matches = event_filter(req.query.kind, req.query.subject, req.query.by)
+    if not req.query.by:
+        return matches
+    return lambda event: matches(app.access.shown(req.principal, event))
 
 
 async def watch(app: GcsApp, req: Request, matches: Callable[[Event], bool]) -> web.StreamResponse:
@@ -48,9 +59,18 @@ async def watch(app: GcsApp, req: Request, matches: Callable[[Event], bool]) -> 
     since: int = req.query.since
     await app.state.log.read(since, 1)
     source = _matching(app.state, since, await app.access.seen(req.principal, matches))
+    if not req.principal.sees_all:
+        source = _shown(app, req.principal, source)
     if req.principal.role is Role.VIEWER:
         source = _without_env_vars(source)
     return await watch_response(req, source, since=since, bookmark_s=req.settings.bookmark_s)
+
+
+async def _shown(
+    app: GcsApp, principal: Principal, events: AsyncIterator[Event]
+) -> AsyncIterator[Event]:
+    async for event in events:
+        yield app.access.shown(principal, event)
 
 
 async def _without_env_vars(events: AsyncIterator[Event]) -> AsyncIterator[Event]:
@@ -102,7 +122,7 @@ async def _page(
             break
     left = more and (at > first + 1 if backwards else at < last)
     # Filtered events cannot be counted without reading all of them.
-    counted = query.count and not query.kind and not query.subject
+    counted = query.count and not (query.kind or query.subject or query.by)
     total = state.log.numbering.count(first, last) if counted else None
     return Page(
         items=tuple(items),

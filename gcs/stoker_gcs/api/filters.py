@@ -28,12 +28,18 @@ def state_filter(text: str, known: type[StrEnum]) -> str | tuple[str, ...]:
     return states[0] if len(states) == 1 else states
 
 
-def event_filter(kinds: str, subjects: str = "") -> Callable[[Event], bool]:
-    """Return a predicate: kind and subject each start with one of these comma-separated prefixes."""
+def event_filter(kinds: str, subjects: str = "", by: str = "") -> Callable[[Event], bool]:
+    """Return a predicate: kind and subject each start with one of these comma-separated prefixes.
+
+    ``by`` are names of people, of whom one made it.
+    """
+    names = frozenset(part for part in by.split(",") if part)
     kind_prefixes = tuple(part for part in kinds.split(",") if part)
     subject_prefixes = tuple(part for part in subjects.split(",") if part)
 
     def matches(event: Event) -> bool:
+        if names and (event.by is None or event.by.name not in names):
+            return False
         return (not kind_prefixes or event.kind.startswith(kind_prefixes)) and (
             not subject_prefixes or event.subject.startswith(subject_prefixes)
         )

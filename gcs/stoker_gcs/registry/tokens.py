@@ -58,7 +58,9 @@ class Tokens:
 
     def apply_event(self, event: Event) -> None:
         """Forget that a token is valid, once the event of its revocation arrives."""
-        if event.kind == EventKind.TOKEN_REVOKED:
+        if event.kind == EventKind.TOKEN_USED:  # whoever used it waits for the answer
+            self._valid.discard(event.subject)
+        elif event.kind == EventKind.TOKEN_REVOKED:
             self._valid.discard(event.subject)
             self.on_revoked(event.subject)
 
@@ -80,6 +82,17 @@ class Tokens:
                     "choose another",
                     field=field,
                 )
+        of_machine = body.role is PersonRole.JOIN
+        if of_machine and body.expires_in_s is None and not body.once:
+            raise BadRequestError(
+                "a join token gives the cluster's secret away, for ever\n"
+                "give it an end (expires_in_s), or make it good once",
+                field="expires_in_s",
+            )
+        if (body.once and not of_machine) or (body.namespaces and of_machine):
+            raise BadRequestError(
+                "once is for join tokens, namespaces are for people", field="role"
+            )
         seed = msgspec.json.encode([str(by), body, key or new_id(Prefix.REQUEST)])
         token_id = f"tok_{hashlib.sha256(seed).hexdigest()[:32]}"
         now = self._state.now()
@@ -91,6 +104,8 @@ class Tokens:
             created_at_s=now,
             created_by=str(by),
             expires_at_s=None if body.expires_in_s is None else now + body.expires_in_s,
+            signed_by=self.signer.secret.id,
+            once=body.once,
         )
         records = self._records(hashlib.sha256(token_id.encode()).hexdigest())
         event = self._state.event(EventKind.TOKEN_CREATED, token_id, token)
@@ -124,6 +139,25 @@ class Tokens:
         self._valid.discard(token_id)
         return token
 
+    async def use_to_join(self, token_id: str) -> tuple[str, ...]:
+        """Return the cluster's secrets for a join token; UnauthorizedError if it was used up meanwhile."""
+        row = await self._state.store.get(schema.TOKENS, {"token_id": token_id})
+        records = self._records("" if row is None else row["secret_hash"])
+
+        def rule(token: Token) -> Transition[Token]:
+            if token.revoked:
+                raise UnauthorizedError(
+                    f"join token {token_id} was used or revoked\nmake another: stoker token create "
+                    "NAME --role join",
+                    field="Authorization",
+                )
+            used = msgspec.structs.replace(token, revoked=token.once)
+            return Transition(used, EventKind.TOKEN_USED)
+
+        await self._state.change(records, token_id, rule)
+        self._valid.discard(token_id)
+        return self.signer.secret.values
+
     async def is_revoked(self, token_id: str) -> bool:
         """Return whether a token was revoked."""
         found = await self._state.find(self._records(""), token_id)
@@ -152,4 +186,6 @@ class Tokens:
 
 def _namespaces_of(body: CreateToken) -> tuple[str, ...]:
     """Return the namespaces of a token that names none: a user's is named like the user."""
+    if body.role is PersonRole.JOIN:
+        return ()
     return (body.name,) if body.role is PersonRole.USER else (ANY_NAMESPACE,)

@@ -28,8 +28,10 @@ from stoker_gcs.store.changes import (
     Value,
     WriteConflict,
 )
+from stoker_gcs.store.rows import with_author
 from stoker_wire.errors import ConflictError, DatabaseError, NotFoundError
 from stoker_wire.http.paging import bad_cursor
+from stoker_wire.http.principals import AUTHOR
 from stoker_wire.messages.control import COUNTED, Order, Page, Sort
 from stoker_wire.messages.events import EventKind, RemovedRecords
 from stoker_wire.messages.tolerant import TolerantDecoder
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from stoker_gcs.store.changes import Condition
     from stoker_gcs.store.group_commit import GroupCommitWriter
     from stoker_gcs.store.protocol import Store
-    from stoker_wire.messages.control import Event, ListQuery
+    from stoker_wire.messages.control import Author, Event, ListQuery
 
 R = TypeVar("R", bound=msgspec.Struct)
 MAX_TRIES = 50
@@ -136,9 +138,17 @@ class StateStore:
         """Return seconds since the epoch."""
         return time.time()
 
-    def event(self, kind: EventKind, subject: str, record: object) -> Append:
-        """Return an event that carries the record as it is after the change."""
-        return Append(kind.value, subject, _encode(record), self.now())
+    def event(
+        self, kind: EventKind, subject: str, record: object, *, by: Author | None = None
+    ) -> Append:
+        """Return an event that carries the record as it is after the change.
+
+        It is ``by`` this person, or by the one whose request is being answered, if it is a person's.
+        """
+        payload, author = _encode(record), by or AUTHOR.get()
+        if author is not None:
+            payload = with_author(payload, author)
+        return Append(kind.value, subject, payload, self.now())
 
     def removal(self, table: Table, ids: Sequence[str]) -> Append:
         """Return the event of records that have ended and leave together."""

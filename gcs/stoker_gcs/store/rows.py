@@ -10,7 +10,8 @@ from stoker_gcs.state.schema import TASKS
 from stoker_gcs.store.task_merge import is_array
 from stoker_wire.data.spool import record_of
 from stoker_wire.errors import DatabaseError
-from stoker_wire.messages.control import Event
+from stoker_wire.messages.control import Author, Event
+from stoker_wire.messages.tolerant import convert_known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,19 +39,38 @@ class _TimesInMap(msgspec.Struct, frozen=True):
 
 _times = msgspec.msgpack.Decoder(TaskTimes).decode
 _times_in_map = msgspec.msgpack.Decoder(_TimesInMap).decode
+_BY = "@by"
 _payload = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 def numbered(event: Append, seq: int) -> Event:
     """Return the event of an operation, with its sequence number."""
-    payload = _payload.decode(event.payload)
-    return Event(seq=seq, at_s=event.at_s, kind=event.kind, subject=event.subject, payload=payload)
+    payload, by = _parts_of(event.payload)
+    return Event(
+        seq=seq,
+        at_s=event.at_s,
+        kind=event.kind,
+        subject=event.subject,
+        payload=payload,
+        by=by,
+    )
+
+
+def with_author(payload: bytes, author: Author) -> bytes:
+    """Return a payload that says whose request made the event: by a key that no record has."""
+    return msgspec.msgpack.encode({**_payload.decode(payload), _BY: author})
+
+
+def _parts_of(packed: bytes) -> tuple[dict[str, Any], Author | None]:
+    payload = _payload.decode(packed)
+    by = payload.pop(_BY, None)
+    return payload, None if by is None else convert_known(by, Author)
 
 
 def event_of(row: Mapping[str, Any]) -> Event:
     """Return the event of a row of ``events``; DatabaseError if it is damaged."""
     try:
-        payload = _payload.decode(row["payload"])
+        payload, by = _parts_of(row["payload"])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DatabaseError(
             f"event {row['seq']} cannot be read\n{error}\n"
@@ -62,6 +82,7 @@ def event_of(row: Mapping[str, Any]) -> Event:
         kind=row["kind"],
         subject=row["subject"],
         payload=payload,
+        by=by,
     )
 
 

@@ -26,6 +26,7 @@ from stoker_wire.errors import (
     ObjectNodeDiedError,
     StokerError,
 )
+from stoker_wire.http.auth import Credential
 from stoker_wire.http.client.client import Client
 from stoker_wire.messages.objects import (
     FindSources,
@@ -56,7 +57,7 @@ class PullContext:
     """The node's parts that all of its pulls share."""
 
     me: ObjectSource
-    token: str
+    credential: Credential
     tls: TlsFiles
     arena: Arena
     make_room: Callable[[int], Awaitable[None]]
@@ -209,7 +210,7 @@ class Pull:
     ) -> None:
         reader = RangeReader(
             source.url,
-            token=self._context.token,
+            token=self._context.credential,
             peer=f"nodelet {self._context.me.node_id}",
             tls=self._context.tls,
         )

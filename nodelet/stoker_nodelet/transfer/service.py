@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from stoker_nodelet.identity import Endpoint
     from stoker_nodelet.objects.eviction import ArenaEvictor
     from stoker_nodelet.transfer.chunk_map import ChunkMap
+    from stoker_wire.http.auth import Credential
     from stoker_wire.http.client.client import Client
     from stoker_wire.http.server.service import Request
     from stoker_wire.process.background import Background
@@ -73,7 +74,7 @@ class Transfer:
         endpoint: Endpoint,
         evictor: ArenaEvictor,
         *,
-        token: str,
+        credential: Credential,
         settings: Settings,
         gcs: Client,
         background: Background,
@@ -82,11 +83,11 @@ class Transfer:
         self._endpoint = endpoint
         self._objects = objects = evictor.objects
         self._evictor = evictor
-        self._token = token
+        self._credential = credential
         self._tls = files_of(settings)
         self._gcs = gcs
         self._background = background
-        self._clients = ClientPool(token=token, peer=f"nodelet {node_id}", settings=settings)
+        self._clients = ClientPool(token=credential, peer=f"nodelet {node_id}", settings=settings)
         self._pulls: dict[str, Pull] = {}
         self._tasks: dict[str, asyncio.Task[ObjectInfo]] = {}
         self._taken_over: set[str] = set()
@@ -143,7 +144,7 @@ class Transfer:
     async def _pull(self, object_id: str, wanted: PullObject) -> ObjectInfo:
         context = PullContext(
             me=self._here,
-            token=self._token,
+            credential=self._credential,
             tls=self._tls,
             arena=self._objects.arena,
             make_room=self._evictor.make_room,

@@ -85,9 +85,17 @@ def _id_variables(identity: Identity, worker_id: str) -> dict[str, str]:
 
 
 def worker_fork(
-    identity: Identity, worker_id: str, launch: LaunchSpec | None, mark_key: bytes
+    identity: Identity,
+    worker_id: str,
+    launch: LaunchSpec | None,
+    *,
+    token: str,
+    mark_key: bytes,
 ) -> ForkRequest:
-    """Return the fork of a worker; without a launch spec it is a fresh one, to be assigned later."""
+    """Return the fork of a worker; without a launch spec it is a fresh one, to be assigned later.
+
+    ``token`` is the one by which the worker and this nodelet know each other.
+    """
     environment = launch.environment if launch else Environment()
     variables = launch.variables(identity) if launch else {"CUDA_VISIBLE_DEVICES": ""}
     log_path = identity.worker_log(worker_id)
@@ -98,7 +106,7 @@ def worker_fork(
         nodelet_url=identity.url,
         nodelet_unix=identity.unix,
         gcs_url=identity.gcs_url,
-        token=identity.tokens.worker(worker_id),
+        token=token,
         session_dir=str(identity.session_dir),
         arena_dir=str(identity.arena_dir),
         socket_path=str(identity.socket_path(worker_id)),
@@ -134,6 +142,9 @@ def driver_fork(identity: Identity, worker_id: str, launch: LaunchSpec) -> ForkR
         **_id_variables(identity, worker_id),
         **driver.env,
     }
+    if "STOKER_TOKEN" not in driver.env.keys() | environment.env_vars.keys():
+        # A shell may run for days: what it starts late finds here what is good by then.
+        variables["STOKER_TOKEN_FILE"] = str(identity.token_file(worker_id))
     if path:
         variables["PYTHONPATH"] = path
     # `python` in an entrypoint is the one that has stoker, even if the node's shell knows another.

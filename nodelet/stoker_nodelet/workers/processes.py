@@ -40,6 +40,7 @@ from stoker_wire.errors import (
     StokerError,
     UnavailableError,
 )
+from stoker_wire.http.auth import write_private
 from stoker_wire.http.client.client import Client
 from stoker_wire.messages.common import Address, Empty, MemoryUse
 from stoker_wire.messages.node_api import MoveWorker, StopNotice, StopReply, WorkerSetup
@@ -64,6 +65,14 @@ class Process:
     log_path: Path
     socket_path: Path | None = None
     launch: LaunchSpec | None = None
+    own_token: str = ""
+    """The one that it was started with, by which it and this nodelet know each other until its end."""
+    served: LaunchSpec | None = None
+    """What it was assigned last: it acts for that job, also when it has no lease any more."""
+    job_token: str = ""
+    """The token of that job which it is known to have."""
+    token_file: Path | None = None
+    """Where the driver of a submitted job finds that; a worker is told."""
     client: Client | None = None
     address: Address | None = None
     """The address at which the worker listens; a driver has none."""
@@ -94,13 +103,16 @@ class Processes:
         """Start the process of a launch, or a fresh worker."""
         identity = self.identity
         mark_key = b""  # a driver marks nothing
+        own_token = identity.tokens.worker(worker_id)
         try:
             if launch is not None and launch.spec.driver is not None:
                 request = driver_fork(identity, worker_id, launch)
                 socket_path = None
             else:
                 mark_key = os.urandom(KEY_BYTES)
-                request = worker_fork(identity, worker_id, launch, mark_key)
+                request = worker_fork(
+                    identity, worker_id, launch, token=own_token, mark_key=mark_key
+                )
                 socket_path = identity.socket_path(worker_id)
             environment = launch.environment if launch else None
             server = self.forks.get(
@@ -108,7 +120,11 @@ class Processes:
                 environment.preload if environment else (),
             )
             log_path = Path(request.log_path)
-            process = Process(server, log_path, socket_path, launch)
+            process = Process(server, log_path, socket_path, launch, own_token)
+            if socket_path is None and launch is not None:
+                process.served, process.job_token = launch, launch.token(identity)
+                process.token_file = identity.token_file(worker_id)
+                write_private(process.token_file, f"{process.job_token}\n")
             self.living[worker_id] = process
             self._add_log(worker_id, log_path, launch, mark_key)
             pid = await server.fork(request)
@@ -146,8 +162,9 @@ class Processes:
                 raise UnavailableError(f"{worker_id} is gone")
             process.launch = None  # the environment was not applied by the fork
             setup = self.setup_of(worker, process)
-            client = self._client(worker_id, process)
+            client = self.client_of(process)
             await client.call("POST", "/v1/assign", setup, reply=Empty, timeout_s=_ASSIGN_S)
+            process.job_token = setup.token
         except StokerError as error:
             reason = f"{worker_id} did not accept {lease_id}: {error}"
             self.dispatch(
@@ -167,10 +184,13 @@ class Processes:
             log.job_id = launch.lease.job_id
             log.name = launch.name
         environment = launch.environment if launch is not None and late else None
+        token = launch.token(self.identity) if launch else ""
+        if launch is not None:
+            process.served, process.job_token = launch, token
         return WorkerSetup(
             worker_id=worker.worker_id,
             node_id=self.identity.node_id,
-            token=launch.token(self.identity) if launch else "",
+            token=token,
             lease=launch.lease if launch else None,
             actor=launch.spec.actor if launch else None,
             runtime_env=launch.spec.runtime_env if launch else None,
@@ -187,7 +207,7 @@ class Processes:
         if process is None:
             return
         try:
-            client = self._client(worker_id, process)
+            client = self.client_of(process)
             await client.call("POST", "/v1/retire", reply=Empty, timeout_s=_RETIRE_S)
             leaves, uses_gpus = True, False
         except ConflictError as error:
@@ -209,11 +229,12 @@ class Processes:
         if worker is not None and not worker.gpus:
             process.gpus_free.set()
 
-    def _client(self, worker_id: str, process: Process) -> Client:
+    def client_of(self, process: Process) -> Client:
+        """Return the client of a worker's own API."""
         if process.client is None:
             process.client = Client(
                 "http://localhost",
-                token=self.identity.tokens.worker(worker_id),
+                token=process.own_token,
                 peer="nodelet",
                 unix_path=str(process.socket_path),
             )
@@ -231,7 +252,7 @@ class Processes:
             saves=command.saves,
         )
         try:
-            reply = await self._client(worker_id, process).call(
+            reply = await self.client_of(process).call(
                 "POST",
                 "/v1/notice",
                 notice,
@@ -266,7 +287,7 @@ class Processes:
         process = self.living.get(worker_id)
         if process is None:
             raise NotFoundError(f"{worker_id} does not run on this node")
-        await self._client(worker_id, process).call(
+        await self.client_of(process).call(
             "POST", "/v1/move", MoveWorker(reason=reason), reply=Empty, timeout_s=_ASSIGN_S
         )
 
@@ -294,6 +315,8 @@ class Processes:
         process.gpus_free.set()
         if process.socket_path is not None:
             process.socket_path.unlink(missing_ok=True)
+        if process.token_file is not None:
+            process.token_file.unlink(missing_ok=True)
         cell_path(self.identity.arena_dir, worker_id).unlink(missing_ok=True)
         if process.client is not None:
             self.background.close_later(process.client.close(), name=worker_id)

@@ -281,8 +281,9 @@ TABLES = {
             Column("at", lambda row: clock(row["at_s"]), drop=1),
             Column("kind", "kind"),
             Column("subject", "subject"),
+            Column("by", lambda row: (row.get("by") or {}).get("name") or "-", drop=3),
         ),
-        ("kind", "subject"),
+        ("kind", "subject", "by"),
         "no events",
     ),
 }

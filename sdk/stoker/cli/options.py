@@ -58,6 +58,7 @@ def token_options(command: F) -> F:
 
 
 _TOKEN = "stoker.token"
+_TOKEN_FILE = "stoker.token.file"
 _WARNED = "stoker.token.warned"
 
 
@@ -66,7 +67,7 @@ def _read_token(ctx: click.Context, param: click.Parameter, path: str | None) ->
         return
     from stoker_wire.http.auth import load_token
 
-    ctx.meta[_TOKEN] = load_token(path)
+    ctx.meta[_TOKEN], ctx.meta[_TOKEN_FILE] = load_token(path), path
 
 
 def given_token(token: str | None) -> str | None:
@@ -82,6 +83,11 @@ def given_token(token: str | None) -> str | None:
         )
         echo(warning, err=True)
     return token or from_file
+
+
+def given_token_file() -> str:
+    """Return the file of ``--token-file``, or nothing."""
+    return str(click.get_current_context().meta.get(_TOKEN_FILE, ""))
 
 
 def node_options(command: F) -> F:

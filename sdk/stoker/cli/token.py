@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stoker.cli.options import cluster_options, http_client
+from stoker.cli.options import cluster_options, http_client, json_option
 from stoker.cli.output import ago, echo, in_, print_json, print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stoker_wire.messages.control import Token
 
     _FloatType = click.ParamType[float]
@@ -20,7 +22,7 @@ else:
     _FloatType = click.ParamType  # generic only in newer versions of click
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-_ROLES = ("user", "admin", "viewer")
+_ROLES = ("user", "admin", "viewer", "join")
 
 
 class Span(_FloatType):
@@ -60,6 +62,7 @@ def token() -> None:
     "[default: one named like the user; for others all]",
 )
 @click.option("--expires-in", type=Span(), metavar="SPAN", help="12h, 30d. [default: never]")
+@click.option("--once", is_flag=True, help="Of a join token: it is good for one machine.")
 @click.option(
     "--output",
     type=click.Path(dir_okay=False),
@@ -70,18 +73,27 @@ def create(
     role: str,
     namespaces: tuple[str, ...],
     expires_in: float | None,
+    once: bool,
     output: str | None,
     address: str | None,
     token: str | None,
     as_json: bool,
 ) -> None:
-    """Make a token for NAME. It is shown once."""
+    """Make a token for NAME. It is shown once.
+
+    One with --role join is for a machine: `stoker start --address URL --join-token-file FILE` gets the
+    cluster's secret by it.
+    """
     from msgspec.structs import replace
 
     from stoker_wire.messages.control import CreateToken, PersonRole, Token
 
     body = CreateToken(
-        name=name, role=PersonRole(role), namespaces=namespaces, expires_in_s=expires_in
+        name=name,
+        role=PersonRole(role),
+        namespaces=namespaces,
+        expires_in_s=expires_in,
+        once=once,
     )
     if output is not None and os.path.exists(output):
         raise click.UsageError(f"{output} is there already: name a new file")
@@ -95,6 +107,12 @@ def create(
     until = "never expires" if made.expires_at_s is None else f"expires {in_(made.expires_at_s)}"
     echo(f"{made.token_id} of {made.role} {made.name}, {until}", err=True)
     echo(made.secret if output is None else f"written to {output}")
+    if made.role is PersonRole.JOIN:
+        from stoker.local.joining import ca_digest
+
+        pin = ca_digest()
+        echo("on the machine: stoker start --address URL --join-token-file FILE"
+             + (f" --ca-sha256 {pin}" if pin else ""), err=True)  # fmt: skip
 
 
 def _write(path: Path, secret: str) -> None:
@@ -172,3 +190,99 @@ def revoke(token_id: str, address: str | None, token: str | None, as_json: bool)
         print_json(done)
     else:
         echo(f"{done.token_id} of {done.role} {done.name} is revoked")
+
+
+@token.command("rotate")
+@json_option
+@click.option(
+    "--address",
+    metavar="URL",
+    help="URL of the cluster, or of its replicas with commas between. "
+    "[default: STOKER_ADDRESS, the newest cluster of this machine]",
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="The file that services read. [default: STOKER_TOKEN_FILE, the local cluster's, ~/.stoker/token]",
+)
+@click.option("--finish", is_flag=True, help="Refuse the former secret from now on.")
+@click.option(
+    "--step",
+    type=click.Choice(("add", "use", "finish")),
+    help="Change only the file of this machine, and ask nobody.",
+)
+@click.option(
+    "--timeout", type=Span(), default="60s", show_default=True, help="For each of the steps."
+)
+@click.option("--force", is_flag=True, help="Finish although processes would be locked out.")
+def rotate(
+    address: str | None,
+    token_file: str | None,
+    finish: bool,
+    step: str | None,
+    timeout: float,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Give the cluster another secret, without a restart.
+
+    A new one is added to the token file; when every service accepts it, it signs, and the processes of
+    running jobs get new tokens. The former one is good until --finish, and with it the tokens of people that
+    it signed. On more machines the file must be the same: copy it when this command waits for it, or use
+    --step on each. Given again, it goes on where it stopped.
+    """
+    from stoker.local.address import resolve, token_file_of
+    from stoker.local.secret_rotation import ClusterSecrets, SecretFile, Stage
+
+    file = SecretFile(Path(token_file or token_file_of(address)))
+    if step is not None:
+        {"add": file.add, "use": file.use, "finish": file.finish}[step]()
+        _say_rotated(file.path, step, (), as_json)
+        return
+    target = resolve(address, file.secrets[0])
+    cluster = ClusterSecrets(target.address, timeout, lambda line: echo(line, err=True))
+    if finish:
+        if file.stage is Stage.NONE:
+            raise click.ClickException(f"{file.path} has one secret: there is nothing to finish")
+        signs, former = file.secrets
+        if not force:
+            cluster.check_used(signs)
+        ending = cluster.people(signs)
+        file.finish()
+        cluster.until_refused(former, signs)
+        _say_rotated(file.path, "finish", ending, as_json)
+        return
+    if file.stage is Stage.UNKNOWN:
+        raise click.ClickException(
+            f"{file.path} has two secrets, and does not say which is the next\n"
+            "go on with --step use if it is the second, or with --finish if it is the first"
+        )
+    if file.stage is Stage.NONE:
+        cluster.check(file.secrets[0])
+        file.add()
+        echo(f"added a secret to {file.path}", err=True)
+    if file.stage is Stage.NEXT:
+        signs, following = file.secrets
+        cluster.until_accepted(following, signs)
+        file.use()
+        echo("all services accept it: it signs now", err=True)
+    cluster.until_used(file.secrets[0])
+    _say_rotated(file.path, "use", cluster.people(file.secrets[0]), as_json)
+
+
+def _say_rotated(path: Path, step: str, ending: Sequence[Token], as_json: bool) -> None:
+    if as_json:
+        print_json({"token_file": str(path), "step": step, "tokens": list(ending)})
+        return
+    what = {
+        "add": f"{path} has a next secret\nput this file on every machine, then: --step use",
+        "use": "the new secret signs; the former one is good until `stoker token rotate --finish`",
+        "finish": "the former secret is refused",
+    }
+    echo(what[step])
+    if ending:
+        verb = "have ended" if step == "finish" else "end with the former secret"
+        echo(f"these tokens of people {verb}; make others with `stoker token create`:")
+        for one in ending:
+            echo(f"  {one.token_id}  {one.role} {one.name}")

@@ -33,10 +33,11 @@ _PROBE_S = 0.5
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A gcs and the token that it takes."""
+    """A gcs and the token that it takes, with the file that the token is from, if it is from one."""
 
     address: str
     token: str
+    token_file: str = ""
 
 
 def resolve(
@@ -56,29 +57,52 @@ def resolve(
         address = environ.get("STOKER_ADDRESS") or AUTO
     if address != AUTO:
         url = checked_address(address)
-        return Target(address=url, token=token or _token_for(url, environ))
+        if token:
+            return Target(address=url, token=token)
+        found, path = _token_for(url, environ)
+        return Target(address=url, token=found, token_file=path)
     info = find_running(session_root(environ), embedded=embedded)
     if info is None:
         raise StartError(
             "no running cluster was found on this machine\n"
             "start one with `stoker start --head`, or name one with --address or STOKER_ADDRESS"
         )
-    return Target(address=info.gcs_url, token=token or info.token)
+    if token:
+        return Target(address=info.gcs_url, token=token)
+    return Target(address=info.gcs_url, token=info.token, token_file=info.token_file)
 
 
-def _token_for(url: str, environ: Mapping[str, str]) -> str:
+def _token_for(url: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return the token for a cluster, and the file that it is in."""
+    own_job = environ.get("STOKER_JOB_ID") and environ.get("STOKER_TOKEN_FILE")
+    if own_job and os.path.exists(own_job):
+        return load_token(own_job), own_job  # STOKER_TOKEN is of the time when the job began
     if environ.get("STOKER_TOKEN"):
-        return environ["STOKER_TOKEN"]
-    if environ.get("STOKER_TOKEN_FILE"):
-        return load_token(environ["STOKER_TOKEN_FILE"])
+        return environ["STOKER_TOKEN"], ""
+    path = environ.get("STOKER_TOKEN_FILE", "")
+    if path:
+        return load_token(path), path
     for info in running_sessions(session_root(environ)):
         if _is_same_url(info.gcs_url, url):
-            return with_token(info).token
+            return with_token(info).token, info.token_file
     try:
-        return load_token(_DEFAULT_TOKEN_FILE)
+        return load_token(_DEFAULT_TOKEN_FILE), _DEFAULT_TOKEN_FILE
     except StartError:
         _check_reachable(url)
         raise
+
+
+def token_file_of(address: str | None, environ: Mapping[str, str] | None = None) -> str:
+    """Return the file with the token of a cluster, as services that were started here read it."""
+    environ = os.environ if environ is None else environ
+    if environ.get("STOKER_TOKEN_FILE"):
+        return environ["STOKER_TOKEN_FILE"]
+    address = address or environ.get("STOKER_ADDRESS") or AUTO
+    url = "" if address == AUTO else checked_address(address)
+    for info in running_sessions(session_root(environ)):
+        if info.role == "head" and (_is_same_url(info.gcs_url, url) if url else not info.embedded):
+            return info.token_file
+    return _DEFAULT_TOKEN_FILE
 
 
 def _check_reachable(url: str) -> None:

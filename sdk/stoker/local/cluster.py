@@ -223,10 +223,25 @@ def spawn_local(
     return _spawn("head", spec, {}, _environment(environ, embedded), embedded)
 
 
-def spawn_node(address: str, *, token: str, **spec: Unpack[ClusterSpec]) -> LocalCluster:
-    """Start a nodelet that joins the cluster at ``address``, and return at once."""
-    env = _environment({"STOKER_TOKEN": token}, embedded=False)
+def spawn_node(
+    address: str, *, token: str, token_file: str = "", **spec: Unpack[ClusterSpec]
+) -> LocalCluster:
+    """Start a nodelet that joins the cluster at ``address``, and return at once.
+
+    With a ``token_file`` it follows that, and so a rotation of the secret.
+    """
+    env = _environment(secret_variables(token, token_file), embedded=False)
     return _spawn("node", spec, {"address": address}, env, embedded=False)
+
+
+def secret_variables(token: str, token_file: str) -> dict[str, str]:
+    """Return the variables by which a service gets its secret: from the file, if there is one."""
+    if token_file:
+        return {
+            "STOKER_TOKEN_FILE": os.path.abspath(os.path.expanduser(token_file)),
+            "STOKER_TOKEN": "",
+        }
+    return {"STOKER_TOKEN": token}
 
 
 def _arguments(spec: ClusterSpec) -> dict[str, Any]:

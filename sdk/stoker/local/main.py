@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -41,7 +42,8 @@ from stoker.local.sessions import (
     write_info,
 )
 from stoker_wire.errors import DeadlineExceededError, StokerError, UnavailableError
-from stoker_wire.http.auth import check_length, find_token, is_loopback, load_or_create_token
+from stoker_wire.http.auth import check_length, is_loopback, write_private
+from stoker_wire.http.cluster_secret import ClusterSecret, find_secret
 from stoker_wire.process import garbage
 from stoker_wire.process.background import first_cause
 from stoker_wire.process.files import umask
@@ -55,7 +57,9 @@ if TYPE_CHECKING:
 
     from stoker_nodelet.service import Nodelet
     from stoker_nodelet.workers.forkserver import ForkServerHandle
+    from stoker_wire.http.server.tokens import TokenSigner
 
+_log = logging.getLogger(__name__)
 READY_TIMEOUT_S = 60.0
 """How long the services may take until all of them can do their work."""
 
@@ -177,13 +181,15 @@ async def _serve_head(
     """Start gcs, then scheduler and nodelet side by side; return when all can do their work."""
     from stoker_gcs.service import serve as serve_gcs
     from stoker_scheduler.service import serve as serve_scheduler
+    from stoker_wire.http.server.tokens import TokenSigner
 
     embedded = options.lifeline_fd is not None
-    token = _head_token(settings, session, embedded)
+    secret = _head_secret(settings, session, embedded)
+    signer, token = TokenSigner(secret), secret.values[0]
     database = f"sqlite+aiosqlite:///{session / DATABASE_NAME}"
     gcs = await serve_gcs(
         settings,
-        token=token,
+        token=signer,
         database_url=database if embedded else settings.database_url or database,
         redis_url=None if embedded else settings.redis_url or None,
         host=settings.host,
@@ -193,14 +199,14 @@ async def _serve_head(
 
     async def scheduler_ready() -> Running:
         scheduler = await serve_scheduler(
-            settings, token=token, gcs_url=gcs.url, host=settings.host, port=0
+            settings, token=signer, gcs_url=gcs.url, host=settings.host, port=0
         )
         running.append(scheduler)
         await _until_ready("scheduler", scheduler.url, token, settings)
         return scheduler
 
     async def nodelet_ready() -> Nodelet:
-        nodelet = await _start_nodelet(settings, token, gcs.url, 0, session, forkserver)
+        nodelet = await _start_nodelet(settings, signer, gcs.url, 0, session, forkserver)
         running.append(nodelet)
         await _until_ready("nodelet", nodelet.url, token, settings)
         return nodelet
@@ -212,7 +218,9 @@ async def _serve_head(
             nodelet = group.create_task(nodelet_ready())
     except ExceptionGroup as failed:
         raise first_cause(failed) from failed
-    info = _info(session, "head", gcs.url, scheduler.result().url, nodelet.result(), embedded)
+    info = _info(
+        session, secret, "head", gcs.url, scheduler.result().url, nodelet.result(), embedded
+    )
     if options.gateway_port is None:
         return info
     gateway = GatewayProcess(settings, gcs.url, options.gateway_port)
@@ -229,21 +237,29 @@ async def _serve_node(
 ) -> LocalInfo:
     """Start a nodelet that joins the cluster at ``options.address``."""
     from stoker_nodelet.service import end_process
+    from stoker_wire.http.server.tokens import TokenSigner
 
-    token = find_token(settings)
-    check_length(token, settings.host)
-    _write_token(session, token)
+    secret = find_secret(settings)
+    for one in secret.values:
+        check_length(one, settings.host)
+    _copy_token(session, secret)
     nodelet = await _start_nodelet(
-        settings, token, options.address, settings.port, session, forkserver, end_process
+        settings,
+        TokenSigner(secret),
+        options.address,
+        settings.port,
+        session,
+        forkserver,
+        end_process,
     )
     running.append(nodelet)
-    await _until_ready("nodelet", nodelet.url, token, settings)
-    return _info(session, "node", options.address, "", nodelet, embedded=False)
+    await _until_ready("nodelet", nodelet.url, secret.values[0], settings)
+    return _info(session, secret, "node", options.address, "", nodelet, embedded=False)
 
 
 async def _start_nodelet(
     settings: Settings,
-    token: str,
+    signer: TokenSigner,
     gcs_url: str,
     port: int,
     session: Path,
@@ -254,7 +270,7 @@ async def _start_nodelet(
 
     return await serve(
         settings,
-        token=token,
+        token=signer,
         gcs_url=gcs_url,
         host=settings.host,
         port=port,
@@ -269,28 +285,35 @@ async def _start_nodelet(
     )
 
 
-def _head_token(settings: Settings, session: Path, embedded: bool) -> str:
-    """Return the cluster's token, which is in the session's folder whatever its source.
+def _head_secret(settings: Settings, session: Path, embedded: bool) -> ClusterSecret:
+    """Return the cluster's secret; the one that signs is in the session's folder whatever its source.
 
     A fresh one, unless the user gave one; beyond loopback it must be given (``find_token``).
     """
     given = settings.token or "token_file" in settings.sources or not is_loopback(settings.host)
     if embedded or not given:
-        return load_or_create_token(session / TOKEN_NAME)
-    token = find_token(settings, host=settings.host)
-    _write_token(session, token)
-    return token
+        return ClusterSecret.of_file(session / TOKEN_NAME)
+    secret = find_secret(settings, host=settings.host)
+    _copy_token(session, secret)
+    return secret
 
 
-def _write_token(session: Path, token: str) -> None:
-    path = session / TOKEN_NAME
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-        file.write(f"{token}\n")
+def _copy_token(session: Path, secret: ClusterSecret) -> None:
+    """Keep what signs in the session's folder, for the commands of this machine."""
+
+    def copy() -> None:
+        try:
+            write_private(session / TOKEN_NAME, f"{secret.values[0]}\n")
+        except OSError as error:
+            _log.warning("cannot write %s: %s", session / TOKEN_NAME, error)
+
+    copy()
+    secret.on_change(copy)
 
 
 def _info(
     session: Path,
+    secret: ClusterSecret,
     role: str,
     gcs_url: str,
     scheduler_url: str,
@@ -307,7 +330,7 @@ def _info(
         host_id=nodelet.identity.host_id,
         arena_dir=str(nodelet.identity.arena_dir),
         session_dir=str(session),
-        token_file=str(session / TOKEN_NAME),
+        token_file=str(secret.path or session / TOKEN_NAME),
         pid=os.getpid(),
         pid_started=process_started(os.getpid()),
         embedded=embedded,

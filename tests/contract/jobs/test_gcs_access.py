@@ -11,24 +11,29 @@ import msgspec
 import pytest
 
 from stoker_gcs.registry import access
+from stoker_gcs.service import serve
 from stoker_wire.errors import BadRequestError, ForbiddenError, StokerError, UnauthorizedError
-from stoker_wire.http.auth import channel_proof
+from stoker_wire.http.auth import channel_proof, write_private
 from stoker_wire.http.client.client import Client
+from stoker_wire.http.cluster_secret import ClusterSecret, secret_id
 from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.cluster import Demand, LeaseKind, RegisteredNode
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.control import (
+    SECRET_PATH,
     Campaign,
     ChannelReview,
     CreateToken,
     Event,
     IdMatches,
+    JoinReply,
     KvPut,
     KvReply,
     Leader,
     Page,
     PersonRole,
     ReviewChannel,
+    SecretStatus,
     Token,
 )
 from stoker_wire.messages.work import (
@@ -42,10 +47,11 @@ from stoker_wire.messages.work import (
     KillActor,
     SubmitJob,
 )
-from tests.contract.gcs_support import TOKEN, a_node, eventually, register
+from tests.contract.gcs_support import PATIENT, TOKEN, a_node, eventually, register
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
 
     from stoker_gcs.service import Running
 
@@ -389,3 +395,123 @@ async def test_an_expired_token_is_refused(as_: As) -> None:
         return False
 
     await eventually(refused, "the token has expired")
+
+
+async def test_both_secrets_of_a_rotation_are_good_and_the_former_one_is_cut_off_at_its_end(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "token"
+    write_private(path, f"{TOKEN}\n")
+    signer = TokenSigner(ClusterSecret.of_file(path))
+    former, following = TokenSigner(TOKEN), TokenSigner("the next secret")
+    database = f"sqlite+aiosqlite:///{tmp_path / 'rotated.sqlite3'}"
+    running = await serve(PATIENT, token=signer, database_url=database)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(running.stop, 0.5)
+
+        async def client(token: str) -> Client:
+            return await stack.enter_async_context(
+                Client(running.url, token=token, peer="test", timeout_s=10.0)
+            )
+
+        root = await client(TOKEN)
+        job = await attach(root)
+        old, new = former.job(job.job_id), following.job(job.job_id)
+        with pytest.raises(UnauthorizedError):
+            await (await client(new)).call("GET", "/v1/nodes")
+        write_private(path, f"the next secret\n{TOKEN}\n")
+        signer.secret.look()
+        for token in (old, new):
+            # Whoever of two processes of the job has been renewed first: the gcs lets them in.
+            asked = await client(token)
+            for shown in (old, new):
+                review = ReviewChannel(
+                    job_id=job.job_id, peer_id="p_1", proof=channel_proof(shown, "p_1")
+                )
+                answer = await asked.call(
+                    "POST", "/v1/channel-reviews", review, reply=ChannelReview
+                )
+                assert answer.allowed
+        made = await root.call(
+            "POST", "/v1/tokens", CreateToken(name="alice", role=PersonRole.USER), reply=Token
+        )
+        assert made.signed_by == secret_id("the next secret")
+        status = await root.call("GET", SECRET_PATH, reply=SecretStatus)
+        assert (status.signs, status.fixed) == (secret_id("the next secret"), False)
+        assert status.accepts == (status.signs, secret_id(TOKEN))
+
+        async def watch(token: str) -> int:
+            reader, count = await client(token), 0
+            with contextlib.suppress(StokerError):
+                async for _ in reader.watch("/v1/events", 0, {}):
+                    count += 1
+            return count
+
+        async with asyncio.TaskGroup() as group:
+            of_old = group.create_task(watch(former.operator(60.0)))
+            of_new = group.create_task(watch(following.operator(60.0)))
+            await asyncio.sleep(0.3)
+            assert not of_old.done()
+            write_private(path, "the next secret\n")
+            signer.secret.look()
+            assert await asyncio.wait_for(of_old, 10) > 0
+            assert not of_new.done()
+            of_new.cancel()
+        for token in (TOKEN, old, former.operator(60.0)):
+            with pytest.raises(UnauthorizedError):
+                await (await client(token)).call("GET", "/v1/nodes")
+        proof = channel_proof(old, "p_1")
+        review = ReviewChannel(job_id=job.job_id, peer_id="p_1", proof=proof)
+        answer = await (await client(new)).call(
+            "POST", "/v1/channel-reviews", review, reply=ChannelReview
+        )
+        assert not answer.allowed
+
+
+async def test_a_join_token_becomes_the_secret_once_and_nothing_else(
+    served: tuple[Running, Client], as_: As
+) -> None:
+    _, root = served
+    for body in (
+        CreateToken(name="m", role=PersonRole.JOIN),
+        CreateToken(name="m", role=PersonRole.JOIN, once=True, namespaces=("team",)),
+        CreateToken(name="m", once=True),
+    ):
+        with pytest.raises(BadRequestError):
+            await root.call("POST", "/v1/tokens", body, reply=Token)
+    once = CreateToken(name="m1", role=PersonRole.JOIN, once=True)
+    made = await root.call("POST", "/v1/tokens", once, reply=Token)
+    machine = await as_(token=made.secret)
+    for path in ("/v1/nodes", "/v1/events", "/v1/tokens", SECRET_PATH):
+        with pytest.raises(ForbiddenError):
+            await machine.call("GET", path)
+    with pytest.raises(ForbiddenError):
+        await (await as_("ann", role="admin")).call("POST", "/v1/join", reply=JoinReply)
+
+    async def joins(client: Client) -> bool:
+        try:
+            reply = await client.call("POST", "/v1/join", reply=JoinReply, retry=False)
+        except UnauthorizedError:
+            return False
+        assert reply.secrets == (TOKEN,)
+        return True
+
+    tried = await asyncio.gather(*(joins(machine) for _ in range(8)))
+    assert tried.count(True) == 1, "of those at the same moment one wins"
+    assert not await joins(machine)
+    events = await root.call("GET", "/v1/events", reply=Page[Event], query={"kind": "token.used"})
+    (used,) = events.items
+    assert used.subject == made.token_id and used.by is not None
+    assert (used.by.name, used.by.role, used.by.address) == ("m1", "join", "127.0.0.1")
+    assert TOKEN not in str(used.payload)
+
+    many = CreateToken(name="m2", role=PersonRole.JOIN, expires_in_s=60.0)
+    made = await root.call("POST", "/v1/tokens", many, reply=Token)
+    machine = await as_(token=made.secret)
+    assert await joins(machine) and await joins(machine)
+    await root.call("DELETE", f"/v1/tokens/{made.token_id}")
+    assert not await joins(machine)
+    brief = CreateToken(name="m3", role=PersonRole.JOIN, expires_in_s=0.2)
+    machine = await as_(token=(await root.call("POST", "/v1/tokens", brief, reply=Token)).secret)
+    await asyncio.sleep(0.3)
+    assert not await joins(machine)

@@ -21,10 +21,18 @@ WINDOW = 4
 DRAIN_S = 0.1
 
 
-class _Message:
+class _Message(NamedTuple):
     """A message on a WebSocket."""
 
+    data: str
     type = WSMsgType.TEXT
+
+
+class _Failure(NamedTuple):
+    """What a client of a WebSocket is told of an error at the other end."""
+
+    data: Exception
+    type = WSMsgType.ERROR
 
 
 class _Close(NamedTuple):
@@ -53,6 +61,8 @@ class Link:
         self._last_s = 0.0
         self.other: Link
         self.closed = self.is_broken = False
+        self.is_socket = False
+        """Whether this is the client's end of a WebSocket."""
         self.close_code: int | None = None
         self.stalled: list[Any] = []
         """What could not be delivered yet: the hosts are cut off each other."""
@@ -119,6 +129,8 @@ class Link:
         if isinstance(item, _Close):
             self.close_code = item.data
             self.close()
+        if self.is_socket and isinstance(item, Exception):
+            return _Failure(item)
         return item
 
     def close(self, code: int = 0, message: bytes = b"") -> Awaitable[None]:
@@ -146,7 +158,7 @@ class Link:
         """Send a message of a WebSocket."""
         if self.closed:
             raise aiohttp.ClientConnectionResetError("closed")
-        self.send(_Message())
+        self.send(_Message(text))
 
     async def __aenter__(self) -> Link:
         return self

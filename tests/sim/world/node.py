@@ -30,6 +30,7 @@ from stoker_nodelet.telemetry.exits import Exits
 from stoker_nodelet.workers.fork_client import ForkExit
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import FencedError, NotFoundError, StokerError
+from stoker_wire.http.auth import Credential
 from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.cluster import Device, RegisterNode, WorkerExit, WorkersExited
 from stoker_wire.messages.common import Address
@@ -404,7 +405,7 @@ class Node:
             endpoint=endpoint,
             unix="",
             gcs_url=world.gcs_url,
-            token="t",
+            credential=Credential("t"),
             tokens=TokenSigner("t"),
             session_dir=_NOWHERE,
             arena_dir=_NOWHERE,

@@ -148,7 +148,9 @@ class SimClient(Client):
     async def ws(self, path: str, *, timeout_s: float | None = None, **_: Any) -> Any:
         try:
             async with asyncio.timeout(self.timeout_s if timeout_s is None else timeout_s):
-                return await self._connect(path, EMPTY)
+                link = await self._connect(path, EMPTY)
+                link.is_socket = True
+                return link
         except TimeoutError as error:
             if isinstance(error, StokerError):
                 raise

@@ -11,6 +11,7 @@ import contextlib
 import hmac
 import os
 import stat
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,13 @@ SECRETS = frozenset(
 LEAST_CHARACTERS = 16
 """Those of a token that other machines can guess at."""
 
+LOOK_S = 1.0
+"""The pause between two looks at a file with a token that may be replaced."""
+MAX_SECRETS = 2
+"""Lines of the token file: the secret that signs, and the next or the former one."""
+COMMENT = "#"
+"""How a line of the token file begins that is no secret; the first always is one."""
+_FILE_BYTES = 4096
 _LOOPBACK_NAMES = frozenset({"localhost", "::1", "[::1]"})
 
 
@@ -50,16 +58,40 @@ class Credential:
     with its first lease.
     """
 
-    __slots__ = ("given", "header", "token")
+    __slots__ = ("_header", "_look_at_s", "_path", "_token", "given")
 
     def __init__(self, token: str) -> None:
         self.given = token
+        self._path = ""
+        self._look_at_s = 0.0
         self.replace(token)
+
+    @property
+    def token(self) -> str:
+        """The token to show now."""
+        if self._path and time.monotonic() >= self._look_at_s:
+            self._look()
+        return self._token
+
+    @property
+    def header(self) -> str:
+        """The ``Authorization`` to send now."""
+        if self._path and time.monotonic() >= self._look_at_s:
+            self._look()
+        return self._header
 
     def replace(self, token: str) -> None:
         """Send ``token`` from the next request on."""
-        self.token = token
-        self.header = f"Bearer {token}"
+        self._token, self._header = token, f"Bearer {token}"
+
+    def follow(self, path: str) -> None:
+        """Send from now on what is in a file, which its owner replaces; it is looked at once a second."""
+        self._path = path
+
+    def _look(self) -> None:
+        self._look_at_s = time.monotonic() + LOOK_S
+        with contextlib.suppress(StartError):  # what was read before is as good as nothing
+            self.replace(load_token(self._path))
 
 
 def credential_of(token: str | Credential) -> Credential:
@@ -80,21 +112,37 @@ def load_or_create_token(path: str | Path) -> str:
 
 
 def load_token(path: str | Path) -> str:
-    """Return the token in ``path``; StartError if it is absent, empty, another's, or others can read it."""
+    """Return the token in ``path``: of a file with two, the first."""
+    return load_secrets(path)[0]
+
+
+def load_secrets(path: str | Path) -> tuple[str, ...]:
+    """Return what is in the token file ``path``: the secret that signs, and one that is accepted besides.
+
+    StartError if it is absent, empty, another's, has more than two, or others can read it.
+    """
     path = Path(path).expanduser()
     try:
         with path.open("rb") as file:
             check_private(path, file, holds="the cluster's token")
-            token = file.read(4096).decode("ascii", "replace").strip()
+            text = file.read(_FILE_BYTES).decode("ascii", "replace")
     except OSError as error:
         raise StartError(
             f"cannot read the token file {path}\n"
             f"{error.strerror}\n"
             "copy it from the head node, or set STOKER_TOKEN"
         ) from None
-    if not token:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
         raise StartError(f"{path} is empty\ndelete it, and a new token is made at the next start")
-    return token
+    # The first line may begin with anything: it is what services had before a file could hold more.
+    secrets = tuple(dict.fromkeys(lines[:1] + [one for one in lines[1:] if one[0] != COMMENT]))
+    if len(secrets) > MAX_SECRETS:
+        raise StartError(
+            f"{path} holds {len(secrets)} secrets\n"
+            f"leave {MAX_SECRETS} lines at most: the one that signs, then one that is accepted as well"
+        )
+    return secrets
 
 
 def find_token(settings: Settings, *, host: str | None = None) -> str:
@@ -155,6 +203,36 @@ def channel_authorization(token: str, peer_id: str) -> str:
 def channel_proof(token: str, peer_id: str) -> str:
     """Return what a process with ``token`` shows to ``peer_id`` to open a channel: good there alone."""
     return hmac.digest(token.encode(), f"channel {peer_id}".encode(), "sha256").hex()
+
+
+def token_digest(token: str) -> str:
+    """Return by what two processes find that they have the same token, without one of them showing it."""
+    return hmac.digest(token.encode(), b"stoker token digest", "sha256").hex()
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file by one with ``text``, of mode 0600: whoever reads it meanwhile finds one or the other.
+
+    The owner stays the same where this process may see to that. OSError if it cannot be written.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        fd = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with os.fdopen(fd, "w") as file:
+            if os.geteuid() == 0 and path.exists():
+                owner = path.stat()
+                os.fchown(fd, owner.st_uid, owner.st_gid)
+            file.write(text)
+            file.flush()
+            os.fsync(fd)
+        fresh.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def is_loopback(host: str) -> bool:

@@ -7,9 +7,11 @@ What of a route's records a principal may see is its namespaces' business, and t
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from stoker_wire.messages.common import ANY_NAMESPACE, Role
+from stoker_wire.messages.control import Author
 
 NOBODY: frozenset[Role] = frozenset()
 """The roles of a route that asks for no token."""
@@ -23,10 +25,12 @@ USERS = frozenset({Role.ADMIN, Role.USER})
 """Those who start work and end it, from outside of the cluster."""
 WORK = frozenset({Role.ADMIN, Role.USER, Role.JOB})
 """Those and the processes of jobs, which do the same for their own job."""
+PEOPLE = USERS | {Role.VIEWER}
 AUDITORS = SERVICES | {Role.ADMIN, Role.VIEWER}
 """Those who see what is of all users."""
-READERS = frozenset(Role)
-"""All."""
+JOINERS = frozenset({Role.JOIN})
+READERS = frozenset(Role) - JOINERS
+"""All that belong to the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,3 +83,19 @@ ROOT = Principal(roles=frozenset(Role), name="cluster")
 """Who has the cluster's secret, of which every token can be made."""
 ANONYMOUS = Principal(roles=NOBODY, namespaces=())
 """Who sent no token, to a route that asks for none."""
+
+_AUTHORS = PEOPLE | JOINERS
+AUTHOR: ContextVar[Author | None] = ContextVar("AUTHOR", default=None)
+"""The person for whom this task answers a request that changes something; None for all others."""
+
+
+def author_of(principal: Principal, address: str | None) -> Author | None:
+    """Return a person as the author of changes; None for services and jobs."""
+    if principal.roles.isdisjoint(_AUTHORS):
+        return None
+    return Author(
+        name=principal.name,
+        role=principal.role,
+        token_id=principal.token_id,
+        address=address or "",
+    )

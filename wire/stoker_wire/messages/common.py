@@ -144,7 +144,10 @@ ANY_NAMESPACE = "*"
 
 
 class Role(StrEnum):
-    """The purpose of a token. The first three are services; ``job`` is a process of a job."""
+    """The purpose of a token. The first three are services; ``job`` is a process of a job.
+
+    ``join`` is a machine that has no secret yet, and may ask for it.
+    """
 
     NODE = "node"
     SCHEDULER = "scheduler"
@@ -153,6 +156,7 @@ class Role(StrEnum):
     USER = "user"
     JOB = "job"
     VIEWER = "viewer"
+    JOIN = "join"
 
 
 class SpreadPolicy(StrEnum):

@@ -27,11 +27,24 @@ WaitS = Annotated[float, msgspec.Meta(ge=0, le=60)]
 """For how long a reply may be held back until what it waits for is there."""
 
 
+class Author(Record):
+    """The person whose request made a change: by which token, from which address.
+
+    With the cluster's secret the name is ``cluster``; who showed no valid token has none.
+    """
+
+    name: str
+    role: str = ""
+    token_id: str = ""
+    address: str = ""
+
+
 class Event(Record):
     """One entry of the append-only log. ``seq`` is the cursor of every watch.
 
     ``kind`` and the type of ``payload`` are those of :mod:`stoker_wire.messages.events`; ``subject``
-    is the id of the entity, and ``payload`` its record after the change.
+    is the id of the entity, and ``payload`` its record after the change. ``by`` is null where no person's
+    request made it: services and jobs do what they do for one, whom the record of the job names.
     """
 
     seq: int
@@ -39,6 +52,7 @@ class Event(Record):
     kind: str
     subject: str
     payload: dict[str, Any] = {}
+    by: Author | None = None
 
 
 COUNTED = 10_000
@@ -143,17 +157,22 @@ class Leader(Record):
 
 
 class PersonRole(StrEnum):
-    """The roles of people's tokens: an admin may do all, a user own work, a viewer look on."""
+    """The roles of tokens that admins make: an admin may do all, a user own work, a viewer look on.
+
+    With ``join`` a machine asks for the secret.
+    """
 
     ADMIN = "admin"
     USER = "user"
     VIEWER = "viewer"
+    JOIN = "join"
 
 
 class CreateToken(Message):
     """Request for a token of a person; it is shown once, in the reply.
 
     ``namespaces`` are those that it may use (``*``: all); by default a user's is named like the user.
+    A ``join`` token is for machines: it has an end, or is good ``once``.
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.@-]+$")]
@@ -163,10 +182,15 @@ class CreateToken(Message):
         msgspec.Meta(max_length=64),
     ] = ()
     expires_in_s: PositiveSeconds | None = None
+    once: bool = False
 
 
 class Token(Record):
-    """A token of a person (``secret``, by which it is used, is set only in the reply to its creation)."""
+    """A token of a person (``secret``, by which it is used, is set only in the reply to its creation).
+
+    ``signed_by`` names the cluster's secret with which it ends. One that is good ``once`` is revoked by
+    its use.
+    """
 
     token_id: str
     name: str
@@ -177,6 +201,32 @@ class Token(Record):
     expires_at_s: float | None = None
     revoked: bool = False
     secret: str = ""
+    signed_by: str = ""
+    once: bool = False
+
+
+class JoinReply(Record):
+    """The cluster's secrets, for the token file of a machine that joins: the first signs."""
+
+    secrets: tuple[str, ...]
+
+
+SECRET_PATH = "/v1/secret"
+"""The route of every service that answers with :class:`SecretStatus`."""
+
+
+class SecretStatus(Record):
+    """The cluster's secrets as a service has them, by names that give none away.
+
+    ``behind`` are the processes, in words, that it has yet to give a token of the one that ``signs``.
+    ``fixed`` is a secret that was given as text, and stays until the service is started again.
+    """
+
+    service: str
+    signs: str
+    accepts: tuple[str, ...]
+    behind: tuple[str, ...] = ()
+    fixed: bool = False
 
 
 class Whoami(Record):

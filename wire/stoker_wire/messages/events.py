@@ -119,6 +119,12 @@ class EventKind(StrEnum):
     """Subject: the name that is led (scheduler, gcs)."""
     TOKEN_CREATED = "token.created"
     TOKEN_REVOKED = "token.revoked"
+    TOKEN_USED = "token.used"
+    """A machine got the cluster's secret by a join token."""
+    SECRET_ROTATED = "secret.rotated"
+    """Other secrets than before are in use. Subject: the name of the one that signs."""
+    AUDIT_REFUSED = "audit.refused"
+    """Requests were refused that came within a while from one sender. Subject: the sender."""
     RECORDS_REMOVED = "records.removed"
     """Actors or placement groups that had ended left, by retention or with their job.
 
@@ -145,6 +151,24 @@ class KvChange(Record):
     expired: bool = False
 
 
+class SecretsInUse(Record):
+    """The names of the cluster's secrets (:class:`stoker_wire.messages.control.SecretStatus`)."""
+
+    signs: str
+    accepts: tuple[str, ...]
+
+
+class Refusals(Record):
+    """Requests of one sender that were refused alike: how many, and the newest ``route`` and ``message``."""
+
+    code: str
+    count: int
+    route: str
+    message: str
+    first_at_s: float
+    last_at_s: float
+
+
 class RemovedRecords(Record):
     """The ids of records that left together: ``kind`` is the list that they were in."""
 
@@ -165,6 +189,8 @@ Payload: TypeAlias = (
     | KvChange
     | Leader
     | Token
+    | SecretsInUse
+    | Refusals
     | RemovedRecords
 )
 
@@ -223,6 +249,9 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.LEADER_ELECTED: Leader,
     EventKind.TOKEN_CREATED: Token,
     EventKind.TOKEN_REVOKED: Token,
+    EventKind.TOKEN_USED: Token,
+    EventKind.SECRET_ROTATED: SecretsInUse,
+    EventKind.AUDIT_REFUSED: Refusals,
     EventKind.RECORDS_REMOVED: RemovedRecords,
 }
 """The type of each kind's payload: the entity's record as it is after the change."""
@@ -250,7 +279,7 @@ def _record(event: Event, type_: type[R]) -> R:
 
 
 class EventQuery(ListQuery):
-    """``kind`` and ``subject`` are prefixes, several separated by commas."""
+    """``kind`` and ``subject`` are prefixes, ``by`` names of people; several separated by commas."""
 
     watch: bool = False
     since: Position = 0
@@ -264,6 +293,7 @@ class EventQuery(ListQuery):
         ),
     ] = ""
     subject: str = ""
+    by: str = ""
 
 
 class PastKind(StrEnum):

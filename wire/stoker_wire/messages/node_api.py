@@ -190,6 +190,12 @@ class WorkerSetup(Record):
     cwd: str = ""
 
 
+class RenewToken(Message):
+    """The token of the job of a worker, signed by another secret than before."""
+
+    token: str
+
+
 class StopNotice(Message):
     """Notice to a worker that it ends in ``grace_s``, and why; if it ``saves``, an actor saves its state."""
 

@@ -192,8 +192,21 @@ Attempt = Count
 
 SESSION_BEAT_S = 1.0
 """How often each end of a driver's session says that it answers."""
+SESSION_BEAT = ""
+"""What it says. Another text is a :class:`SessionMessage`, which a peer of an older version ignores."""
 JOB_IS_OVER = 4409
 """The code with which the gcs closes the session of a job that has ended; its reason says how it ended."""
+
+
+class SessionMessage(Record):
+    """A text of a driver's session, in JSON.
+
+    The gcs sends the job's ``token`` where it is signed by another secret than the one that the driver
+    shows; the driver answers with ``took``, that token's :func:`stoker_wire.http.auth.token_digest`.
+    """
+
+    token: str = ""
+    took: str = ""
 
 
 class AttachDriver(Message):

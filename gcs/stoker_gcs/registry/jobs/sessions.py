@@ -22,7 +22,7 @@ from stoker_gcs.registry.jobs.driver_processes import Seen
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.data.keep_alive import keep_alive
 from stoker_wire.errors import StokerError, UnavailableError
-from stoker_wire.messages.work import JOB_IS_OVER, SESSION_BEAT_S, FinishJob, JobState
+from stoker_wire.messages.work import JOB_IS_OVER, SESSION_BEAT, SESSION_BEAT_S, FinishJob, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from stoker_gcs.registry.jobs.driver_processes import DriverProcesses
+    from stoker_gcs.registry.jobs.driver_tokens import DriverTokens
     from stoker_gcs.registry.jobs.registry import JobRegistry
     from stoker_gcs.state.records import StateStore
     from stoker_wire.http.server.service import Request
@@ -91,12 +92,14 @@ class DriverSessions:
         state: StateStore,
         jobs: JobRegistry,
         processes: DriverProcesses,
+        tokens: DriverTokens,
         settings: Settings,
         replica_id: str,
     ) -> None:
         self._state = state
         self._jobs = jobs
         self._processes = processes
+        self._tokens = tokens
         self._replica_id = replica_id
         self._settings = settings
         self._ttl_s = settings.driver_unreachable_s + KEPT_S
@@ -120,18 +123,39 @@ class DriverSessions:
                 await _close(ws, row.record)
                 return
         _find_out_if_host_is_gone(req)
+        token = self._tokens.of(req)
         with self._held(job_id):
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._close_at_end(job_id, ws)),
                     group.create_task(_beat(ws)),
                 ]
+                if token is not None:
+                    tasks.append(group.create_task(self._tokens.renew(ws, token)))
                 async for message in ws:
                     if message.type is WSMsgType.ERROR:
                         break
+                    if token is not None and message.type is WSMsgType.TEXT:
+                        token.on_text(message.data)
                     self._renew(job_id, heard=True)
                 for task in tasks:
                     task.cancel()
+
+    def behind(self) -> tuple[str, ...]:
+        """Return the drivers that may have a token of another secret than the present one.
+
+        Beside those with a session here that have not taken theirs, these are drivers without a session,
+        while there is another secret. Of those at other replicas only these can tell.
+        """
+        found = self._tokens.behind()
+        if self._state.store.shared or not self._tokens.rotates:
+            return found
+        away = (
+            job_id
+            for job_id, job in self._jobs.live.items()
+            if not job.submitted and job.state is JobState.RUNNING and job_id not in self._open
+        )
+        return (*found, *(f"the driver of {job_id}, which has no session now" for job_id in away))
 
     async def until_exit(self, req: Request) -> None:
         """Hold a session until the driver's process exits: the last byte of its request is the code.
@@ -351,5 +375,5 @@ async def _beat(ws: web.WebSocketResponse) -> None:
     """Say that this replica answers: a driver that hears nothing goes to another one."""
     with contextlib.suppress(ClientError, OSError):
         while True:
-            await ws.send_str("")
+            await ws.send_str(SESSION_BEAT)
             await asyncio.sleep(SESSION_BEAT_S)

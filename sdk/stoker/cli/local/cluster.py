@@ -12,6 +12,7 @@ import click
 from stoker.cli.options import (
     cluster_spec,
     given_token,
+    given_token_file,
     json_option,
     node_options,
     token_options,
@@ -30,6 +31,11 @@ _POLL_S = 0.02
 @click.option("--head", is_flag=True, help="Start a new cluster: control plane and one node.")
 @click.option("--address", metavar="URL", help="Join the cluster at URL with one more node.")
 @token_options
+@click.option("--join-token-file", metavar="FILE", type=click.Path(dir_okay=False),
+              help="File with a join token (`stoker token create NAME --role join`): the cluster's secret "
+              "is fetched by it, into STOKER_TOKEN_FILE or ~/.stoker/token.")  # fmt: skip
+@click.option("--ca-sha256", metavar="HEX",
+              help="Check STOKER_TLS_CA against this before anything is sent.")  # fmt: skip
 @node_options
 @click.option(
     "--gateway-port",
@@ -45,6 +51,8 @@ def start(
     address: str | None,
     token: str | None,
     gateway_port: int | None,
+    join_token_file: str | None,
+    ca_sha256: str | None,
     block: bool,
     timeout_s: float,
     as_json: bool,
@@ -55,8 +63,9 @@ def start(
     It listens on loopback unless --host says otherwise; beyond loopback a token must be given by
     STOKER_TOKEN or STOKER_TOKEN_FILE, the same on every node.
     """
-    from stoker.local.cluster import spawn_local, spawn_node
+    from stoker.local.cluster import secret_variables, spawn_local, spawn_node
     from stoker_wire.errors import PortInUseError
+    from stoker_wire.http.auth import load_token
     from stoker_wire.settings import Settings
 
     if head == bool(address):
@@ -66,6 +75,10 @@ def start(
             ctx=click.get_current_context(),
         )
     token = given_token(token)
+    if join_token_file and (head or token):
+        raise click.UsageError("--join-token-file goes with --address, and with no other token")
+    if ca_sha256 and not join_token_file:
+        raise click.UsageError("--ca-sha256 goes with --join-token-file")
     if node["port"] is None:
         node["port"] = Settings.from_env().port or (DEFAULT_PORT if head else 0)
     spec = cluster_spec(**node)
@@ -76,10 +89,18 @@ def start(
     if address:
         from stoker.local.address import resolve
 
-        target = resolve(address, token)
-        cluster = spawn_node(target.address, token=target.token, **spec)
+        if join_token_file:
+            from stoker.local.joining import join
+
+            own = Settings.from_env().token_file
+            path = str(join(address, join_token_file, own, ca_sha256=ca_sha256 or ""))
+            target = resolve(address, load_token(path))
+        else:
+            target = resolve(address, token)
+            path = given_token_file() or target.token_file
+        cluster = spawn_node(target.address, token=target.token, token_file=path, **spec)
     else:
-        environ = {"STOKER_TOKEN": token} if token else None
+        environ = secret_variables(token, given_token_file()) if token else None
         cluster = spawn_local(environ=environ, embedded=False, **spec)
     try:
         info = cluster.wait_ready(timeout_s)
@@ -145,7 +166,7 @@ def _print_started(info: LocalInfo, as_json: bool) -> None:
         echo("\nOn this machine `stoker status`, `stoker job submit` and")
         echo('`stoker.init(address="auto")` find it by themselves. Elsewhere:')
         echo(f"  export STOKER_ADDRESS={info.gcs_url}")
-        echo(f"  export STOKER_TOKEN=$(cat {info.token_file})")
+        echo(f"  export STOKER_TOKEN=$(head -n1 {info.token_file})")
         if info.gcs_url.startswith("https:"):
             echo("and STOKER_TLS_CA, STOKER_TLS_CERT, STOKER_TLS_KEY (docs/tls.md).")
         if info.gateway_url:

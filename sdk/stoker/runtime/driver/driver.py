@@ -16,18 +16,22 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
+import msgspec
 
 from stoker.exceptions import JobFinishedError, StokerError, UnavailableError
 from stoker.runtime.driver.printing import Printer
 from stoker.runtime.serialization.exceptions import encode_error
+from stoker_wire.http.auth import token_digest
 from stoker_wire.messages.control import LogCursors, LogLine
 from stoker_wire.messages.work import (
     JOB_IS_OVER,
+    SESSION_BEAT,
     SESSION_BEAT_S,
     AttachDriver,
     FinishJob,
     Job,
     JobState,
+    SessionMessage,
 )
 from stoker_wire.process.host_identity import pid_namespace, start_time
 
@@ -132,6 +136,9 @@ class Driver:
         if job.token:
             self._identity.credential.replace(job.token)
         self._submitted = job.submitted
+        token_file = os.environ.get("STOKER_TOKEN_FILE", "")
+        if job.submitted and token_file and os.environ.get("STOKER_JOB_ID") == job.job_id:
+            self._identity.credential.follow(token_file)  # its nodelet renews that
         self._job.join(job)
 
     def begin(self, *, follow_logs: bool) -> None:
@@ -182,8 +189,26 @@ class Driver:
                                 message = await ws.receive(_SESSION_SILENCE_S)
                             if ws.close_code == JOB_IS_OVER:
                                 self._lose_job(message.extra or "")
+                            elif not ws.closed:
+                                await self._renew_token(ws, message)
                     beats.cancel()
             await asyncio.sleep(_RECONNECT_S)
+
+    async def _renew_token(
+        self, ws: aiohttp.ClientWebSocketResponse, message: aiohttp.WSMessage
+    ) -> None:
+        """Take over the token that the gcs sends when another secret signs, and say so."""
+        if message.type is not aiohttp.WSMsgType.TEXT or message.data == SESSION_BEAT:
+            return
+        token = ""
+        with contextlib.suppress(
+            msgspec.MsgspecError
+        ):  # a newer gcs may say more than this process knows
+            token = msgspec.json.decode(message.data, type=SessionMessage).token
+        if token:
+            self._identity.renew_token(token)
+            answer = SessionMessage(took=token_digest(token))
+            await ws.send_str(msgspec.json.encode(answer).decode())
 
     def _lose_job(self, how: str) -> None:
         """Fail all pending calls: nothing runs for a job that has ended, whoever ended it."""
@@ -202,7 +227,7 @@ class Driver:
         """Say that this process answers; a cluster that hears nothing looks whether it lives."""
         with contextlib.suppress(aiohttp.ClientError, OSError):
             while True:
-                await ws.send_str("")
+                await ws.send_str(SESSION_BEAT)
                 await asyncio.sleep(SESSION_BEAT_S)
 
     async def _follow_logs(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -40,3 +41,9 @@ class Identity:
     def token(self) -> str:
         """The token that it shows to others now."""
         return self.credential.token
+
+    def renew_token(self, token: str) -> None:
+        """Go on with another token of the same job; what this process starts from now on has it too."""
+        if os.environ.get("STOKER_TOKEN") == self.credential.token:
+            os.environ["STOKER_TOKEN"] = token
+        self.credential.replace(token)

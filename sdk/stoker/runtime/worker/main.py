@@ -32,6 +32,7 @@ from stoker_wire.messages.common import Empty
 from stoker_wire.messages.node_api import (
     MoveWorker,
     RegisterWorker,
+    RenewToken,
     StopNotice,
     StopReply,
     WorkerBoot,
@@ -84,6 +85,7 @@ def main(boot: WorkerBoot) -> None:
     runtime.start(
         {
             ("POST", "/v1/assign"): worker.assign,
+            ("POST", "/v1/token"): worker.renew_token,
             ("POST", "/v1/notice"): worker.notice,
             ("POST", "/v1/retire"): worker.retire,
             ("POST", "/v1/move"): worker.move,
@@ -138,6 +140,16 @@ class _Worker:
     async def assign(self, request: web.Request) -> web.StreamResponse:
         """Answer ``POST /v1/assign``: work for another lease."""
         self._apply(msgspec.msgpack.decode(await request.read(), type=WorkerSetup))
+        return web.Response(body=msgspec.msgpack.encode(Empty()), content_type=_MSGPACK)
+
+    async def renew_token(self, request: web.Request) -> web.StreamResponse:
+        """Answer ``POST /v1/token``: go on with another token of the same job."""
+        order = msgspec.msgpack.decode(await request.read(), type=RenewToken)
+        if self._runtime.job.lease is None:
+            error = ConflictError("this worker has no job yet: an older token is on its way to it")
+            status, content_type, body = problem_response(error)
+            return web.Response(body=body, status=status, content_type=content_type)
+        self._runtime.identity.renew_token(order.token)
         return web.Response(body=msgspec.msgpack.encode(Empty()), content_type=_MSGPACK)
 
     async def notice(self, request: web.Request) -> web.StreamResponse:

@@ -16,6 +16,7 @@ from stoker_nodelet.transfer import ROUTES, Transfer
 from stoker_wire.arena import ObjectHead
 from stoker_wire.data.range_reader import CHUNK_NBYTES
 from stoker_wire.errors import NotFoundError, UnavailableError
+from stoker_wire.http.auth import Credential
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.service import Request, Service
 from stoker_wire.ids import Prefix, new_id
@@ -74,7 +75,7 @@ class Node:
             self.node_id,
             self.endpoint,
             self.evictor,
-            token=TOKEN,
+            credential=Credential(TOKEN),
             settings=Settings(),
             gcs=self.gcs,
             background=self.background,

@@ -7,12 +7,13 @@ problem document, and a handler runs at most once per Idempotency-Key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from aiohttp import ClientConnectionResetError, web
@@ -20,12 +21,14 @@ from aiohttp import ClientConnectionResetError, web
 from stoker_wire.errors import (
     BadRequestError,
     DeadlineExceededError,
+    ForbiddenError,
     InternalError,
     NotFoundError,
     NotReadyError,
     PayloadTooLargeError,
     RateLimitedError,
     StokerError,
+    UnauthorizedError,
     UnavailableError,
 )
 from stoker_wire.http.client.exchange import REPLICAS_HEADER
@@ -37,7 +40,14 @@ from stoker_wire.http.codec import (
     encode_msgpack,
     without_env_vars,
 )
-from stoker_wire.http.principals import ANONYMOUS
+from stoker_wire.http.principals import (
+    ANONYMOUS,
+    AUTHOR,
+    JOBS,
+    SERVICES,
+    Principal,
+    author_of,
+)
 from stoker_wire.http.problems import problem_response
 from stoker_wire.http.server.faults import Dispatch, parse_faults, with_faults
 from stoker_wire.http.server.idempotency import (
@@ -55,7 +65,6 @@ from stoker_wire.suggestions import suggestion
 from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, check_protocol, is_newer
 
 if TYPE_CHECKING:
-    from stoker_wire.http.principals import Principal
     from stoker_wire.http.server.connections import Connections
     from stoker_wire.http.server.rates import Rates
     from stoker_wire.http.server.request_guard import RequestGuard
@@ -68,8 +77,19 @@ Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_REQUEST_ID = 128
 MAX_TIMEOUT_S = 86_400.0
 
+_CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_REFUSALS = (ForbiddenError, UnauthorizedError, RateLimitedError)
 _GIVEN_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_REQUEST_ID}}}")
 _NO_ROUTE = "(none)"
+
+
+class Refused(NamedTuple):
+    """A request that was refused: the error, its method and route, whose it was and from where."""
+
+    error: StokerError
+    where: str
+    principal: Principal
+    address: str
 
 
 class Dispatcher:
@@ -102,6 +122,8 @@ class Dispatcher:
         self.idle.set()
         self.live: dict[int, Request] = {}
         self.pauses: Pauses | None = None
+        self.on_refused: Callable[[Refused], object] | None = None
+        """Called with each request of a person or a job that was refused, and of who has no valid token."""
         self._running = 0
         self._next_id = IdSource(Prefix.REQUEST)
         self._log_requests = log.isEnabledFor(logging.DEBUG)
@@ -120,6 +142,21 @@ class Dispatcher:
             if request.principal.token_id == token_id and request.task is not None:
                 request.task.cancel("its token was revoked")
 
+    def end_refused_watches(self) -> None:
+        """Cut off the streams of reads that were begun with a token of a secret that has been given up.
+
+        Other requests end by themselves, at their deadlines.
+        """
+        for request in list(self.live.values()):
+            header = request.http.headers.get("Authorization")
+            streams = request.route.stream or request.response is not None
+            reads = request.route.method == "GET"
+            if streams and reads and header and request.task is not None:
+                try:
+                    self.guard.verify(header)
+                except UnauthorizedError:
+                    request.task.cancel("the secret of its token was given up")
+
     async def answer(self, http: web.Request, handler: Endpoint) -> web.StreamResponse:
         """Answer one request; whatever goes wrong becomes a problem document."""
         started = time.perf_counter()
@@ -131,6 +168,7 @@ class Dispatcher:
         self._running += 1
         self.idle.clear()
         request: Request | None = None
+        principal = ANONYMOUS
         response: web.StreamResponse
         status = 499
         try:
@@ -139,6 +177,7 @@ class Dispatcher:
                 self.connections.proved(http.protocol)
             if route is not None and principal is not ANONYMOUS:
                 check_role(principal, route.roles, f"{route.method} {route.path}")
+            AUTHOR.set(author_of(principal, http.remote) if http.method in _CHANGES else None)
             if route is None:
                 response = await handler(http)
             else:
@@ -157,6 +196,8 @@ class Dispatcher:
                 response = web.Response(status=status)
             else:
                 error = self.rates.judge(error, http.remote)
+                if self.on_refused is not None and isinstance(error, _REFUSALS):
+                    self._note_refused(self.on_refused, error, http, principal)
                 response = self._failed(error, http, request, request_id)
                 status = response.status
         finally:
@@ -178,6 +219,25 @@ class Dispatcher:
                 self.log.debug("request", extra=fields)
         response.headers["X-Request-Id"] = request_id
         return response
+
+    def _note_refused(
+        self,
+        note: Callable[[Refused], object],
+        error: StokerError,
+        http: web.Request,
+        principal: Principal,
+    ) -> None:
+        """Tell of a refusal whose it is: also of a token that was good once."""
+        if principal is ANONYMOUS:
+            with contextlib.suppress(UnauthorizedError):
+                principal = self.guard.verify(http.headers.get("Authorization", ""))
+                if not principal.roles.isdisjoint(JOBS):
+                    return  # of a job that has ended: its last processes go on for a moment
+        elif isinstance(error, RateLimitedError) or not principal.roles.isdisjoint(SERVICES):
+            return  # it came too often, or a service has made a mistake, which its log has
+        route = self.routes.get(http.match_info.handler)
+        where = f"{http.method} {route.path if route is not None else _NO_ROUTE}"
+        note(Refused(error, where, principal, http.remote or ""))
 
     def _request(
         self, http: web.Request, route: BoundRoute, request_id: str, principal: Principal

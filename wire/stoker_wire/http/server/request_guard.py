@@ -15,6 +15,8 @@ from stoker_wire.http.principals import ANONYMOUS, Principal
 from stoker_wire.http.server.site_guard import SiteGuard
 
 if TYPE_CHECKING:
+    from aiohttp import web
+
     from stoker_wire.http.server.request import BoundRoute
     from stoker_wire.http.server.tokens import Authority, TokenSigner
     from stoker_wire.messages.common import Role
@@ -55,13 +57,17 @@ class RequestGuard:
                 "send 'Authorization: Bearer <token>' (STOKER_TOKEN or the token file)",
                 field="Authorization",
             )
-        principal = self._tokens.verify(auth.bearer(header))
+        principal = self.verify(header)
         return principal if self._authority is None else await self._authority.resolve(principal)
+
+    def verify(self, header: str) -> Principal:
+        """Return whose token an Authorization header has; UnauthorizedError if it is none of ours."""
+        return self._tokens.verify(auth.bearer(header))
 
     def _shown(self, header: str | None) -> Principal:
         """Return who sends a request that needs no token, if its token is good."""
         try:
-            return self._tokens.verify(auth.bearer(header)) if header else ANONYMOUS
+            return self.verify(header) if header else ANONYMOUS
         except UnauthorizedError:
             return ANONYMOUS
 
@@ -79,6 +85,17 @@ def check_role(principal: Principal, roles: frozenset[Role], what: str) -> None:
         needed = ", ".join(sorted(roles))
         raise ForbiddenError(
             f"{what} is not for {principal}\nit takes a token of one of the roles {needed}",
+            field="Authorization",
+        )
+
+
+def check_confidential(http: web.Request) -> None:
+    """Raise ForbiddenError unless nobody on the way can read the reply."""
+    encrypted = http.transport is not None and http.transport.get_extra_info("ssl_object")
+    if not encrypted and http.remote and not auth.is_loopback(http.remote):
+        raise ForbiddenError(
+            "the reply would cross a network in the clear\n"
+            "turn TLS on (docs/tls.md), or copy the token file by hand",
             field="Authorization",
         )
 

@@ -28,7 +28,7 @@ from stoker_wire.errors import (
     StartError,
 )
 from stoker_wire.http.codec import BYTES, JSON, TEXT, encode_json
-from stoker_wire.http.principals import READERS
+from stoker_wire.http.principals import ADMINS, READERS, SERVICES
 from stoker_wire.http.server.connections import Connections
 from stoker_wire.http.server.dispatch import Dispatcher, Endpoint
 from stoker_wire.http.server.idempotency import IdempotencyStore, MemoryStore
@@ -39,8 +39,9 @@ from stoker_wire.http.server.routes import MAX_MSG_NBYTES, Cost, Route, WebSocke
 from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.http.server.unix_socket import private_socket
 from stoker_wire.http.server.watch import bytes_response, stream_response, watch_response
-from stoker_wire.messages.control import ListQuery, Page
+from stoker_wire.messages.control import SECRET_PATH, ListQuery, Page, SecretStatus
 from stoker_wire.process import log
+from stoker_wire.process.background import Background
 from stoker_wire.process.metrics import Metrics
 from stoker_wire.process.run_service import run_service
 from stoker_wire.tls.contexts import check_listener, server_context
@@ -49,7 +50,7 @@ from stoker_wire.tls.listener import TlsSite
 from stoker_wire.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from stoker_wire.http.server.tokens import Authority
     from stoker_wire.messages.common import Role
@@ -81,7 +82,7 @@ class Service:
         name: str,
         settings: Settings,
         *,
-        token: str,
+        token: str | TokenSigner,
         version: str = VERSION,
         authority: Authority | None = None,
         idempotency: IdempotencyStore | None = None,
@@ -100,7 +101,9 @@ class Service:
         self.metrics = Metrics()
         self.log = log.service_logger(name)
         self.routes: list[BoundRoute] = []
-        self.tokens = TokenSigner(token)
+        self.tokens = token if isinstance(token, TokenSigner) else TokenSigner(token)
+        self.behind: Callable[[], tuple[str, ...]] = tuple
+        """The processes, in words, that this service has yet to give a token of the secret that signs."""
         self.guard = RequestGuard(settings, self.tokens, authority)
         self.connections = Connections(settings.unproven_connections, settings.unproven_s)
         self.dispatcher = Dispatcher(
@@ -114,6 +117,8 @@ class Service:
             log=self.log,
         )
         self.stopping = self.dispatcher.stopping
+        self.tokens.secret.on_change(self.dispatcher.end_refused_watches)
+        self._background = Background(f"service {name}")
         self._openapi: bytes | None = None
 
         @web.middleware
@@ -303,6 +308,8 @@ class Service:
         except BaseException:
             await self._runner.cleanup()
             raise
+        if self.tokens.secret.path is not None:
+            self._background.spawn(self.tokens.secret.follow(), name="secret")
         where = {"url": self.url if host else None, "unix": self.unix_path}
         self.log.info("listening", extra=where)
 
@@ -312,6 +319,7 @@ class Service:
             return
         runner, self._runner = self._runner, None
         self.stopping.set()
+        await self._background.close()
         for site in list(runner.sites):
             await site.stop()
         grace_s = self.settings.stop_grace_s if grace_s is None else grace_s
@@ -374,6 +382,25 @@ class Service:
             ("/openapi.json", self._document, "Get this API as OpenAPI 3.1", {"media_type": JSON}),
         ):
             self.route("GET", path, handler, roles=READERS, summary=summary, **returns)
+        self.route(
+            "GET",
+            SECRET_PATH,
+            self._secret,
+            roles=SERVICES | ADMINS,
+            reply=SecretStatus,
+            before_ready=True,
+            summary="Get names of secrets in use, and who has yet to follow",
+        )
+
+    async def _secret(self, _: Request) -> SecretStatus:
+        secret = self.tokens.secret
+        return SecretStatus(
+            service=self.name,
+            signs=secret.id,
+            accepts=secret.ids,
+            behind=self.behind(),
+            fixed=secret.path is None,
+        )
 
     async def _healthz(self, _: Request) -> Health:
         return Health(service=self.name, version=self.version, status="ok")

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jwt
 
 from stoker_wire.errors import UnauthorizedError
+from stoker_wire.http.auth import Credential
+from stoker_wire.http.cluster_secret import ClusterSecret, secret_of
 from stoker_wire.http.principals import ROOT, Principal
 from stoker_wire.messages.common import ANY_NAMESPACE, Role
 
@@ -42,17 +44,32 @@ class Authority(Protocol):
 
 
 class TokenSigner:
-    """Maker and verifier of the tokens of one cluster, for its services."""
+    """Maker and verifier of the tokens of one cluster, for its services.
 
-    def __init__(self, secret: str) -> None:
-        self._secret = secret
-        self._key = hmac.digest(secret.encode(), b"stoker token", "sha256")
-        """What signs is derived from the secret, which so is a key for nothing else."""
+    The first of the secrets signs, and what any of them has signed is good.
+    """
+
+    def __init__(self, secret: str | ClusterSecret) -> None:
+        self.secret = secret_of(secret)
         self._known: dict[str, Principal] = {}
+        self._keys: tuple[bytes, ...] = ()
+        """What signs is derived from the secret, which so is a key for nothing else."""
+        self._use_secrets()
+        self.secret.on_change(self._use_secrets)
+
+    def _use_secrets(self) -> None:
+        self._keys = tuple(_key_of(one) for one in self.secret.values)
+        self._known = {}
 
     def service(self, role: Role, name: str) -> str:
         """Return the token by which a service shows itself to others."""
         return self._sign({"role": role, "sub": name})
+
+    def service_credential(self, role: Role, name: str) -> Credential:
+        """Return that token for clients, which is renewed with the secret that signs."""
+        credential = Credential(self.service(role, name))
+        self.secret.on_change(lambda: credential.replace(self.service(role, name)))
+        return credential
 
     def worker(self, worker_id: str) -> str:
         """Return the token by which a process and its nodelet know each other, before it has a job."""
@@ -60,8 +77,12 @@ class TokenSigner:
 
     def job(self, job_id: str, actor_id: str = "") -> str:
         """Return the token of the processes of a job, or of a detached actor."""
-        actor = {"actor": actor_id} if actor_id else {}
-        return self._sign({"role": Role.JOB, "job": job_id, **actor})
+        return self._sign(_job_claims(job_id, actor_id))
+
+    def job_tokens(self, job_id: str, actor_id: str = "") -> tuple[str, ...]:
+        """Return all tokens that a process of a job may have: one for each secret."""
+        claims = _job_claims(job_id, actor_id)
+        return tuple(_signed(claims, key) for key in self._keys)
 
     def user(self, principal: Principal, *, issued_at_s: float) -> str:
         """Return the token of a person."""
@@ -76,8 +97,16 @@ class TokenSigner:
             claims["exp"] = principal.expires_at_s
         return self._sign(claims)
 
+    def operator(self, lifetime_s: float) -> str:
+        """Return an admin's token for whoever has the secret, which so need not be sent."""
+        now_s = time.time()
+        operator = Principal(
+            roles=frozenset({Role.ADMIN}), name=ROOT.name, expires_at_s=now_s + lifetime_s
+        )
+        return self.user(operator, issued_at_s=now_s)
+
     def _sign(self, claims: dict[str, Any]) -> str:
-        return jwt.encode({"aud": AUDIENCE, **claims}, self._key, ALGORITHM)
+        return _signed(claims, self._keys[0])
 
     def verify(self, token: str) -> Principal:
         """Return whose token it is; UnauthorizedError if it was not made here, or has expired."""
@@ -95,20 +124,36 @@ class TokenSigner:
         return principal
 
     def _decoded(self, token: str) -> Principal:
-        if hmac.compare_digest(token.encode(), self._secret.encode()):
+        shown = token.encode()
+        if any(hmac.compare_digest(shown, one.encode()) for one in self.secret.values):
             return ROOT
-        try:
-            # Its expiry is looked at with each request, and not only with the first.
-            claims = jwt.decode(
-                token, self._key, [ALGORITHM], audience=AUDIENCE, options={"verify_exp": False}
-            )
-            return _principal_of(claims)
-        except (jwt.InvalidTokenError, KeyError, TypeError, ValueError):
-            raise UnauthorizedError(
-                "this token is not one of the cluster's\n"
-                "compare STOKER_TOKEN or the token file with the head node's",
-                field="Authorization",
-            ) from None
+        for key in self._keys:
+            try:
+                # Its expiry is looked at with each request, and not only with the first.
+                claims = jwt.decode(
+                    token, key, [ALGORITHM], audience=AUDIENCE, options={"verify_exp": False}
+                )
+                return _principal_of(claims)
+            except (jwt.InvalidTokenError, KeyError, TypeError, ValueError):
+                continue
+        raise UnauthorizedError(
+            "this token is not one of the cluster's\n"
+            "compare STOKER_TOKEN or the token file with the head node's",
+            field="Authorization",
+        )
+
+
+def _key_of(secret: str) -> bytes:
+    return hmac.digest(secret.encode(), b"stoker token", "sha256")
+
+
+def _signed(claims: dict[str, Any], key: bytes) -> str:
+    return jwt.encode({"aud": AUDIENCE, **claims}, key, ALGORITHM)
+
+
+def _job_claims(job_id: str, actor_id: str) -> dict[str, Any]:
+    actor = {"actor": actor_id} if actor_id else {}
+    return {"role": Role.JOB, "job": job_id, **actor}
 
 
 def _principal_of(claims: dict[str, Any]) -> Principal:

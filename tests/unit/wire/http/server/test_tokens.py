@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import jwt
 import pytest
 
 from stoker_wire.errors import UnauthorizedError
+from stoker_wire.http.auth import write_private
+from stoker_wire.http.cluster_secret import ClusterSecret
 from stoker_wire.http.principals import ROOT, Principal
 from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.common import Role
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SECRET = "a secret of the length that a secret has"
 
@@ -75,3 +81,31 @@ def test_an_expired_token_is_refused_although_it_was_good_before(
     monkeypatch.setattr(time, "time", lambda: now + 11)
     with pytest.raises(UnauthorizedError, match="user alice has expired"):
         signer.verify(token)
+
+
+def test_the_first_of_two_secrets_signs_and_what_either_has_signed_is_good(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    next_secret = "the next secret, of some length"
+    former, following = TokenSigner(SECRET), TokenSigner(next_secret)
+    write_private(path, f"{SECRET}\n{next_secret}\n")
+    signer = TokenSigner(ClusterSecret.of_file(path))
+    credential = signer.service_credential(Role.GCS, "gcs_1")
+    assert credential.token == former.service(Role.GCS, "gcs_1")
+    for one in (former, following):
+        assert signer.verify(one.job("job_1")).job_id == "job_1"
+        assert signer.verify(one.operator(60.0)).role is Role.ADMIN
+    assert signer.verify(SECRET) is signer.verify(next_secret) is ROOT
+    assert signer.job_tokens("job_1") == (former.job("job_1"), following.job("job_1"))
+
+    write_private(path, f"{next_secret}\n{SECRET}\n")
+    signer.secret.look()
+    assert signer.job("job_1") == following.job("job_1")
+    assert credential.token == following.service(Role.GCS, "gcs_1")
+    assert signer.verify(former.job("job_1")).job_id == "job_1"
+
+    write_private(path, f"{next_secret}\n")
+    signer.secret.look()
+    assert signer.verify(following.job("job_1")).job_id == "job_1"
+    for token in (SECRET, former.job("job_1"), former.operator(60.0)):
+        with pytest.raises(UnauthorizedError):
+            signer.verify(token)
