@@ -34,6 +34,8 @@ _FORGET_S = 60.0
 _KNOWN = 1024
 """Tokens that are remembered; beyond, those that have nothing open are forgotten."""
 _ASK_S = 5.0
+_FRESH_S = 3 * CHECK_S
+"""What was said of a token that is in use is not older."""
 _TARGETS_S = 0.5
 """The pause before nodes are listed again for a target that is not known."""
 _PAGE = 1000
@@ -46,6 +48,12 @@ class Open(Protocol):
     def abort(self) -> None:
         """End it at once."""
         ...
+
+
+class Holder(Protocol):
+    """Whatever something is open by."""
+
+    open: set[Open]
 
 
 class Pass:
@@ -129,9 +137,19 @@ class Admission:
                     "GET", "/v1/whoami", reply=Whoami, timeout_s=_ASK_S, retry=False
                 )
             except (UnauthorizedError, ForbiddenError):
+                self._hand_over(known)
                 await self._forget(token)
                 raise
             known.checked_s = time.monotonic()
+
+    def _hand_over(self, ended: Pass) -> None:
+        """Give what is open to the job's next token, if there is one: its secret was rotated."""
+        for other in self._passes.values():
+            fresh = time.monotonic() - other.checked_s < _FRESH_S
+            if other is not ended and fresh and ended.sender.job_id and other.owner == ended.owner:
+                other.open |= ended.open
+                ended.open = other.open
+                return
 
     async def _make_room(self) -> None:
         if len(self._passes) < _KNOWN:
@@ -144,7 +162,8 @@ class Admission:
     async def _forget(self, token: str) -> None:
         known = self._passes.pop(token, None)
         if known is not None:
-            known.abort()
+            if all(known.open is not other.open for other in self._passes.values()):
+                known.abort()
             await known.client.close()
 
     async def check_target(self, known: Pass, host: str, port: int) -> None:

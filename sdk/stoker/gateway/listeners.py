@@ -33,7 +33,7 @@ _PORTS = 4096
 
 
 class Listener:
-    """One port inside, of the process ``peer_id``, whose token is ``owner``'s."""
+    """One port inside, of the process ``peer_id``, whose user is ``owner``."""
 
     def __init__(self, peer_id: str, owner: str, tls: TlsFiles) -> None:
         self.owner = owner
@@ -128,7 +128,7 @@ class Listeners:
         known = self._listeners.get(peer_id)
         if known is not None:
             if known.owner != owner:
-                raise ConflictError(f"{peer_id} has a port here, by a token of {known.owner}")
+                raise ConflictError(f"{peer_id} is a process of {known.owner}, and has a port here")
             return known
         if len(self._listeners) >= _PORTS:
             raise UnavailableError(

@@ -15,12 +15,19 @@ from stoker_wire.http.client.client import Client
 from stoker_wire.http.client.endpoints import PROBE_S, READY_PATH, STEADY_S, Endpoints
 
 if TYPE_CHECKING:
-    from stoker.gateway.admission import Open
+    from stoker.gateway.admission import Holder, Open
     from stoker_wire.settings import Settings
 
 _SILENT = 2
 """Looks in a row at which the replica in use is not ready."""
 Dial = Callable[[str], Awaitable[asyncio.Transport]]
+
+
+class _Replica:
+    """One replica, and what is joined with it."""
+
+    def __init__(self) -> None:
+        self.open: set[Open] = set()
 
 
 class GcsReplicas:
@@ -33,10 +40,10 @@ class GcsReplicas:
             url: Client(url, token="", peer="gateway", settings=settings)
             for url in self._endpoints.urls
         }
-        self._open: dict[str, set[Open]] = {url: set() for url in self._endpoints.urls}
+        self._replicas = {url: _Replica() for url in self._endpoints.urls}
 
-    async def connect(self) -> tuple[asyncio.Transport, set[Open]]:
-        """Return a connection to the replica in use, or the next that can be reached, and what is open there.
+    async def connect(self) -> tuple[asyncio.Transport, Holder]:
+        """Return a connection to the replica in use, or the next that can be reached, and that replica.
 
         UnavailableError if none can be.
         """
@@ -44,7 +51,7 @@ class GcsReplicas:
         for _ in self._endpoints.urls:
             url = self._endpoints.current
             try:
-                return await self._dial(url), self._open[url]
+                return await self._dial(url), self._replicas[url]
             except UnavailableError as error:
                 reasons.append(f"{error}")
                 self._endpoints.leave(url)
@@ -62,7 +69,7 @@ class GcsReplicas:
             for other in self._endpoints.others:
                 if await self._is_ready(other):
                     self._endpoints.current, silent = other, 0
-                    for one in list(self._open[current]):
+                    for one in list(self._replicas[current].open):
                         one.abort()
                     break
 

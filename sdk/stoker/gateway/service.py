@@ -47,7 +47,7 @@ from stoker_wire.tls.files import files_of
 from stoker_wire.version import VERSION
 
 if TYPE_CHECKING:
-    from stoker.gateway.admission import Open, Pass
+    from stoker.gateway.admission import Holder, Pass
     from stoker_wire.settings import Settings
     from stoker_wire.tls.files import TlsFiles
 
@@ -130,10 +130,10 @@ class Gateway:
 
     async def _forward(self, door: Door) -> None:
         """Join a connection with the gcs, as it came."""
-        target, opened = await self._gcs.connect()
+        target, replica = await self._gcs.connect()
         door.proved()  # the gcs counts it from here on
         target.write(door.data)
-        self._joint(opened).join(door.transport, target)
+        self._joint(replica).join(door.transport, target)
 
     async def _connect(self, door: Door, request: RequestHead) -> None:
         host, port = _place(request.target)
@@ -162,18 +162,18 @@ class Gateway:
         door.answer(status, headers, came)
         if door.behind:
             other.write(door.behind)
-        self._joint(admitted.open).join(door.transport, other)
+        self._joint(admitted).join(door.transport, other)
 
-    def _joint(self, opened: set[Open]) -> Joint:
-        """Return a joint that is among what is ``opened`` until it ends."""
+    def _joint(self, by: Holder) -> Joint:
+        """Return a joint that is open ``by`` something until it ends."""
 
         def ended(joint: Joint) -> None:
             self._joints.discard(joint)
-            opened.discard(joint)
+            by.open.discard(joint)
 
         joint = Joint(ended)
         self._joints.add(joint)
-        opened.add(joint)
+        by.open.add(joint)
         return joint
 
     async def _dial(self, url: str) -> asyncio.Transport:
@@ -208,13 +208,13 @@ class Gateway:
             raise BadRequestError("peer_id or port is missing or is none", field="peer_id")
         admitted = await self._admission.admit(request.token)
         door.proved()
-        listener = await self._listeners.open(peer_id, admitted.owner, int(port))
+        listener = await self._listeners.open(peer_id, admitted.sender.name, int(port))
         where = door.transport.get_extra_info("peername")
         _log.info("%s of %s comes from %s", peer_id, admitted.owner, where[0] if where else "?")
         grace_s = self._settings.driver_reconnect_s
         line = _Line(
             door.transport,
-            admitted.open,
+            admitted,
             lambda kept: self._listeners.line_lost(peer_id, door.transport, kept * grace_s),
         )
         headers = {**_SWITCH, URL_HEADER: self._listeners.url_of(listener)}
@@ -253,10 +253,10 @@ class _Line(asyncio.Protocol):
     """The connection on which a process is told who has come to its port."""
 
     def __init__(
-        self, transport: asyncio.Transport, opened: set[Open], on_lost: Callable[[bool], object]
+        self, transport: asyncio.Transport, by: Holder, on_lost: Callable[[bool], object]
     ) -> None:
         self._transport = transport
-        self._opened = opened
+        self._by = by
         self._on_lost = on_lost
         self._kept = True
 
@@ -267,5 +267,5 @@ class _Line(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Say whether the port is kept for a while: its process may come back."""
-        self._opened.discard(self)
+        self._by.open.discard(self)
         self._on_lost(self._kept)

@@ -137,8 +137,9 @@ class Outside:
 
     def environ(self, **env: str) -> dict[str, str]:
         """What a driver outside has."""
+        inherited = {name: text for name, text in os.environ.items() if name != "STOKER_TOKEN_FILE"}
         return {
-            **os.environ,
+            **inherited,
             "STOKER_ADDRESS": self.gateway.url,
             "STOKER_TOKEN": TOKEN,
             "PYTHONPATH": str(REPOSITORY),
@@ -160,7 +161,10 @@ class Outside:
 def outside(folder: Path, **offer: Any) -> Iterator[Outside]:
     """Start a cluster on the inner address, and a gateway of it on both."""
     with network() as made, session_root(folder), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STOKER_TOKEN", TOKEN)
+        token = folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(f"{TOKEN}\n")
+        patch.setenv("STOKER_TOKEN_FILE", str(token))
         cluster = spawn_local(embedded=False, host=made.inner, **{"num_gpus": 0, **offer})
         try:
             gateway = Gateway(made, cluster.wait_ready().gcs_url)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stoker_wire.http.gateway.route import GatewayRoute
 
 _AGAIN_S = 0.5
+_LOOK_S = 1.0
 _WAITING = 64
 """Connections that may come before this process serves."""
 _log = logging.getLogger(__name__)
@@ -63,16 +64,18 @@ class GatewayPort:
         if self.url and url != self.url:
             _log.warning("the gateway has another port for this process: %s, not %s", url, self.url)
         self._line, self.url = transport, url
-        self._background.spawn(self._keep(line), name="line")
+        self._background.spawn(self._keep(line, self._route.token), name="line")
 
-    async def _keep(self, line: _Line) -> None:
-        await line.lost
+    async def _keep(self, line: _Line, token: str) -> None:
+        """Listen again when the line is lost, or when this process has got another token."""
+        while not line.lost.done() and token == self._route.token:
+            await asyncio.wait((line.lost,), timeout=_LOOK_S)
         while True:
-            await asyncio.sleep(_AGAIN_S)
             try:
                 await self._listen()
             except StokerError as error:
                 _log.info("no port at the gateway yet: %s", error)
+                await asyncio.sleep(_AGAIN_S)
             else:
                 return
 

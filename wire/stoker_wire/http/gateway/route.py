@@ -54,6 +54,11 @@ class GatewayRoute:
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
 
+    @property
+    def token(self) -> str:
+        """The token that is shown to the gateway now."""
+        return self._credential.token
+
     def leads_to(self, url: str) -> bool:
         """Return whether ``url`` is reached by the gateway, and is not the gateway itself."""
         return urlsplit(url).netloc != self._netloc
