@@ -191,8 +191,32 @@ def test_a_task_reaches_no_database_by_name_or_address(cluster: Cluster) -> None
     assert all(f"{address} refused" in said for address in addresses)
 
 
+DRIVER = """
+import stoker
+info = stoker.init()
+
+@stoker.remote
+def double(x): return x * 2
+
+@stoker.remote
+class Reader:
+    def nbytes(self, value): return len(value)
+
+assert stoker.get([double.remote(i) for i in range(300)]) == [i * 2 for i in range(300)]
+value = stoker.put(b"x" * 3_000_000)
+assert stoker.get(Reader.remote().nbytes.remote(value)) == 3_000_000
+assert stoker.get(double.remote(value)) == b"x" * 6_000_000
+print("outside", info.node_id == "", flush=True)
+"""
+
+
+def test_a_program_on_the_host_joins_by_the_one_published_port(cluster: Cluster) -> None:
+    said = cluster.run(shlex.join([sys.executable, "-c", DRIVER]), JOB_S)
+    assert said.splitlines()[-1] == "outside True"
+
+
 def test_no_container_can_change_its_image_or_take_all_memory(cluster: Cluster) -> None:
-    for service in ("postgres", "redis", "gcs", "scheduler", "nodelet"):
+    for service in ("postgres", "redis", "gcs", "gateway", "scheduler", "nodelet"):
         container = cluster.containers(service)[0]
         done = cluster.run(f"docker exec {container} sh -c 'touch /usr/here 2>&1 || true'")
         assert "Read-only file system" in done
