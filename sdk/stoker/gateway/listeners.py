@@ -29,7 +29,8 @@ TAKEN_WITHIN_S = 10.0
 """A connection that is not taken by then is closed."""
 _WAITING = 256
 """More connections that wait at one port are closed."""
-_PORTS = 4096
+_PORTS, _PORTS_OF_ONE = 4096, 512
+"""Processes that may have ports here: in all, and of one user."""
 
 
 class Listener:
@@ -130,9 +131,11 @@ class Listeners:
             if known.owner != owner:
                 raise ConflictError(f"{peer_id} is a process of {known.owner}, and has a port here")
             return known
-        if len(self._listeners) >= _PORTS:
+        of_one = sum(one.owner == owner for one in self._listeners.values())
+        if len(self._listeners) >= _PORTS or of_one >= _PORTS_OF_ONE:
             raise UnavailableError(
-                f"{_PORTS} processes have ports at this gateway\ntry again later"
+                f"{of_one} processes of {owner} have ports at this gateway, {len(self._listeners)} in all\n"
+                f"it takes {_PORTS_OF_ONE} of one user, and {_PORTS} in all: end those that are not needed"
             )
         listener = self._listeners[peer_id] = Listener(peer_id, owner, self._tls)
         try:

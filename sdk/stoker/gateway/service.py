@@ -41,6 +41,7 @@ from stoker_wire.http.gateway.protocol import (
 )
 from stoker_wire.http.server.connections import Connections
 from stoker_wire.http.server.request_guard import outward_address
+from stoker_wire.ids import Prefix, is_id
 from stoker_wire.process.background import Background
 from stoker_wire.tls.contexts import context_for, tls_error
 from stoker_wire.tls.files import files_of
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 7601
 _log = logging.getLogger(__name__)
+_PORT_DIGITS = 5
 _SWITCH = {"Connection": "Upgrade", "Upgrade": UPGRADE}
 
 
@@ -204,8 +206,12 @@ class Gateway:
 
     async def _listen(self, door: Door, request: RequestHead) -> None:
         peer_id, port = request.query.get("peer_id", ""), request.query.get("port", "0")
-        if not peer_id or not port.isdecimal() or int(port) > 0xFFFF:
-            raise BadRequestError("peer_id or port is missing or is none", field="peer_id")
+        if not is_id(peer_id, Prefix.PEER):
+            raise BadRequestError(
+                f"peer_id: {peer_id[:100]!r} is no id of a driver", field="peer_id"
+            )
+        if not port.isdecimal() or len(port) > _PORT_DIGITS or int(port) > 0xFFFF:
+            raise BadRequestError(f"port: {port[:100]!r} is no number of a port", field="port")
         admitted = await self._admission.admit(request.token)
         door.proved()
         listener = await self._listeners.open(peer_id, admitted.sender.name, int(port))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stoker.launch import LocalCluster, spawn_local
+from stoker.local import certificates
 from stoker.runtime.net.http import HttpClient
 from tests.e2e._cluster import session_root
 
@@ -87,13 +88,14 @@ class Gateway:
             **env,
         }
         self.port = 0
+        self._scheme = gcs_url.partition(":")[0]
         self.process: subprocess.Popen[bytes]
         self.start()
 
     @property
     def url(self) -> str:
         """Its address from outside."""
-        return f"http://{self.network.outer}:{self.port}"
+        return f"{self._scheme}://{self.network.outer}:{self.port}"
 
     def start(self) -> None:
         """Start it, where it was before."""
@@ -158,13 +160,19 @@ class Outside:
 
 
 @contextlib.contextmanager
-def outside(folder: Path, **offer: Any) -> Iterator[Outside]:
-    """Start a cluster on the inner address, and a gateway of it on both."""
+def outside(folder: Path, *, tls: Path | None = None, **offer: Any) -> Iterator[Outside]:
+    """Start a cluster on the inner address, and a gateway on both; with the CA in ``tls`` by mutual TLS."""
     with network() as made, session_root(folder), pytest.MonkeyPatch.context() as patch:
         token = folder / "token"
         token.touch(mode=0o600)
         token.write_text(f"{TOKEN}\n")
         patch.setenv("STOKER_TOKEN_FILE", str(token))
+        if tls is not None:
+            certificates.issue(tls, "node", [made.inner, made.outer])
+            files = {"CERT": "node.pem", "KEY": "node.key", "CA": "ca.pem"}
+            patch.setenv("STOKER_TLS", "mutual")
+            for name, file in files.items():
+                patch.setenv(f"STOKER_TLS_{name}", str(tls / file))
         cluster = spawn_local(embedded=False, host=made.inner, **{"num_gpus": 0, **offer})
         try:
             gateway = Gateway(made, cluster.wait_ready().gcs_url)
