@@ -409,7 +409,7 @@ def _claims() -> list[bytes]:
 
 def _read_claims(data: bytes) -> None:
     """Read a token with the cluster's signature, as another version or a tool may have made it."""
-    str(_signer().verify(api_jws.encode(data, _signer()._key, ALGORITHM)))
+    str(_signer().verify(api_jws.encode(data, _signer()._keys[0], ALGORITHM)))
 
 
 # -- texts with a grammar ------------------------------------------------------------------------
