@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -108,11 +109,13 @@ def create(
     echo(f"{made.token_id} of {made.role} {made.name}, {until}", err=True)
     echo(made.secret if output is None else f"written to {output}")
     if made.role is PersonRole.JOIN:
-        from stoker.local.joining import ca_digest
+        from stoker.local.joining import ca_cert_hash
+        from stoker_wire.errors import StokerError
 
-        pin = ca_digest()
-        echo("on the machine: stoker start --address URL --join-token-file FILE"
-             + (f" --ca-sha256 {pin}" if pin else ""), err=True)  # fmt: skip
+        pin = ""
+        with contextlib.suppress(StokerError):  # no package to read it by: certs show has it
+            pin = f" --ca-cert-hash {found}" if (found := ca_cert_hash()) else ""
+        echo(f"on the machine: stoker start --address URL --join-token-file FILE{pin}", err=True)
 
 
 def _write(path: Path, secret: str) -> None:

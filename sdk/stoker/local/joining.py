@@ -6,9 +6,6 @@ that was meant, nor is a token file overwritten.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -24,40 +21,35 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def ca_digest(environ: Mapping[str, str] | None = None) -> str:
-    """Return the SHA-256 of the certificate of this machine's CA; nothing without TLS."""
+def ca_cert_hash(environ: Mapping[str, str] | None = None) -> str:
+    """Return the hash of the public key of this machine's CA, as kubeadm writes it; nothing without TLS."""
     path = files_of_env(environ).ca
     if not path:
         return ""
-    try:
-        der = ssl.PEM_cert_to_DER_cert(Path(path).read_text("ascii").strip())
-    except (OSError, ValueError) as error:
-        raise StartError(
-            f"cannot read the CA's certificate {path}\n{error}\nset STOKER_TLS_CA to its ca.pem"
-        ) from None
-    return hashlib.sha256(der).hexdigest()
+    from stoker.local import certificates  # of the extra "tls", as it says itself
+
+    return certificates.read(Path(path)).public_key_hash
 
 
 def check_ca(pin: str) -> None:
-    """Raise StartError if the CA of this machine is not the one with the digest ``pin``."""
-    wanted = pin.lower().removeprefix("sha256:").replace(":", "")
-    found = ca_digest()
-    if not hmac.compare_digest(wanted, found):
+    """Raise StartError if the CA of this machine is not the one with the hash ``pin``."""
+    found = ca_cert_hash()
+    if pin.lower() != found:
         raise StartError(
-            f"the CA of this machine has the SHA-256 {found or '(none: STOKER_TLS_CA is not set)'}\n"
-            f"the cluster's has {wanted}\ncopy its ca.pem again, by a way that you trust"
+            f"the CA of this machine has the hash {found or '(none: STOKER_TLS_CA is not set)'}\n"
+            f"the cluster's has {pin}\ncopy its ca.pem again, by a way that you trust"
         )
 
 
-def join(address: str, join_token_file: str, token_file: str, *, ca_sha256: str = "") -> Path:
+def join(address: str, join_token_file: str, token_file: str, *, ca_hash: str = "") -> Path:
     """Write the cluster's secret into ``token_file``, which must not be there yet; return it."""
     path = Path(token_file).expanduser().absolute()
     if path.exists():
         raise ConflictError(
             f"{path} is there already\nstart without a join token if it is this cluster's, or delete it"
         )
-    if ca_sha256:
-        check_ca(ca_sha256)
+    if ca_hash:
+        check_ca(ca_hash)
     for url in urls_of(checked_address(address)):
         parts = urlsplit(url)
         if parts.scheme != "https" and not is_loopback(parts.hostname or ""):

@@ -34,7 +34,7 @@ _POLL_S = 0.02
 @click.option("--join-token-file", metavar="FILE", type=click.Path(dir_okay=False),
               help="File with a join token (`stoker token create NAME --role join`): the cluster's secret "
               "is fetched by it, into STOKER_TOKEN_FILE or ~/.stoker/token.")  # fmt: skip
-@click.option("--ca-sha256", metavar="HEX",
+@click.option("--ca-cert-hash", metavar="HASH",
               help="Check STOKER_TLS_CA against this before anything is sent.")  # fmt: skip
 @node_options
 @click.option(
@@ -52,7 +52,7 @@ def start(
     token: str | None,
     gateway_port: int | None,
     join_token_file: str | None,
-    ca_sha256: str | None,
+    ca_cert_hash: str | None,
     block: bool,
     timeout_s: float,
     as_json: bool,
@@ -77,8 +77,8 @@ def start(
     token = given_token(token)
     if join_token_file and (head or token):
         raise click.UsageError("--join-token-file goes with --address, and with no other token")
-    if ca_sha256 and not join_token_file:
-        raise click.UsageError("--ca-sha256 goes with --join-token-file")
+    if ca_cert_hash and not join_token_file:
+        raise click.UsageError("--ca-cert-hash goes with --join-token-file")
     if node["port"] is None:
         node["port"] = Settings.from_env().port or (DEFAULT_PORT if head else 0)
     spec = cluster_spec(**node)
@@ -93,7 +93,7 @@ def start(
             from stoker.local.joining import join
 
             own = Settings.from_env().token_file
-            path = str(join(address, join_token_file, own, ca_sha256=ca_sha256 or ""))
+            path = str(join(address, join_token_file, own, ca_hash=ca_cert_hash or ""))
             target = resolve(address, load_token(path))
         else:
             target = resolve(address, token)

@@ -42,6 +42,8 @@ _UPDATE_WAIT_S = 5.0
 """How long to rely on the watch alone before the gcs is asked."""
 _DEATH_NOTICE_S = 15.0
 """How long the gcs may take to notice that an actor's process ended."""
+_LIVES_S = 3.0
+"""How long a process that is ending may take after it has closed its channels."""
 _CREATION_S = 60.0
 """How long an actor may be unknown to the gcs: its handle may travel faster than it is created, and its
 constructor's arguments may come late."""
@@ -376,6 +378,18 @@ class ActorConnector:
         if actor is not None:
             self._on_actor_update(actor)
 
+    async def _lives(self, connection: ActorConnection) -> bool:
+        """Return whether the actor's process takes another channel, and keeps it: the last one broke."""
+        actor = connection.record
+        if actor is None or actor.address is None:
+            return False
+        try:
+            channel = await self._channels.channel(actor.address)
+        except StokerError:
+            return False
+        await asyncio.sleep(_LIVES_S)
+        return not channel.closed
+
     async def _recover(self, connection: ActorConnection) -> None:
         """Find out what became of the actor; retry or fail the calls that were sent to it."""
         lost = list(connection.sent.values())
@@ -384,16 +398,21 @@ class ActorConnector:
             task.phase = Phase.SENT
         incarnation = connection.incarnation
         deadline = self._io.loop.time() + _DEATH_NOTICE_S
+        lives: asyncio.Task[bool] | None = None
         while self._io.running:
             if (found := await self._look_up(connection)) is not None:
                 connection.update(found)
             if connection.dead is not None or connection.has_ended(incarnation):
                 break
+            if lives is None:
+                lives = self._io.background.spawn(self._lives(connection), name="actor-lives")
             # One that is starting has run none of them, and ends or comes up some time.
-            late = self._io.loop.time() > deadline
+            late = self._io.loop.time() > deadline or (lives.done() and lives.result())
             if late and not connection.is_starting(incarnation):
                 break
             await asyncio.sleep(_SLOW_POLL_S if late else _POLL_S)
+        if lives is not None:
+            lives.cancel()
         actor = connection.record
         if actor is not None and actor.state is ActorState.DEAD:
             self._calls.on_actor_dead(connection, actor)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from stoker.runtime.actors.connection import ActorConnection, ActorConnector
+from stoker_wire.messages.common import Address
 from stoker_wire.messages.work import Actor, ActorState
+from stoker_wire.process.background import Background
 
 
 class Channel:
@@ -79,6 +81,46 @@ def test_calls_are_charged_by_what_ended_their_actor_however_often_that_was(
     connector._look_up = look_up  # type: ignore[assignment]
     asyncio.run(connector._recover(connection))
     assert charged == [said]
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_a_process_that_keeps_a_new_channel_lives_and_its_calls_go_on(
+    monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    monkeypatch.setattr("stoker.runtime.actors.connection._LIVES_S", 0.05)
+    monkeypatch.setattr("stoker.runtime.actors.connection._DEATH_NOTICE_S", 0.6)
+    retried: list[str] = []
+
+    class Channels:
+        async def channel(self, _: Address) -> Any:
+            return SimpleNamespace(closed=not keeps)
+
+    async def look_up(_: ActorConnection) -> Actor:
+        return now
+
+    connection = ActorConnection("a_1", "Actor", -1)
+    connection.incarnation = 1
+    now = Actor(
+        actor_id="a_1",
+        job_id="j_1",
+        class_name="Actor",
+        state=ActorState.ALIVE,
+        incarnation=1,
+        address=Address("w_1", "n_1", "h", "", "http://node:1"),
+    )
+    calls: Any = SimpleNamespace(
+        retry_or_fail=lambda _, __, how, *___, **____: retried.append(how), send=lambda _: None
+    )
+    async with Background("test") as background:
+        loop = asyncio.get_running_loop()
+        io: Any = SimpleNamespace(running=True, loop=loop, background=background)
+        connector = ActorConnector(io, Channels(), None, calls)  # type: ignore[arg-type]
+        connector._look_up = look_up  # type: ignore[assignment]
+        began_s = loop.time()
+        await connector._recover(connection)
+        took_s = loop.time() - began_s
+    assert retried == ["lost the connection to this process"]
+    assert (took_s >= 0.6) is not keeps
 
 
 def test_a_gcs_that_does_not_answer_is_named_before_the_request_is_given_up(

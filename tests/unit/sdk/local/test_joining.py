@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker.local import joining
-from stoker.local.joining import ca_digest, check_ca, join
+from stoker.local import certificates, joining
+from stoker.local.joining import ca_cert_hash, check_ca, join
 from stoker_wire.errors import ConflictError, StartError
 from stoker_wire.http.auth import load_secrets, write_private
 from stoker_wire.messages.control import JoinReply
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-DER = b"a certificate, as far as this is about"
 
 
 class Gcs:
@@ -34,10 +30,8 @@ class Gcs:
 
 @pytest.fixture(autouse=True)
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ca = tmp_path / "ca.pem"
-    body = base64.encodebytes(DER).decode()
-    ca.write_text(f"-----BEGIN CERTIFICATE-----\n{body}-----END CERTIFICATE-----\n")
-    monkeypatch.setenv("STOKER_TLS_CA", str(ca))
+    certificates.init(tmp_path / "certs", name="CA of the test")
+    monkeypatch.setenv("STOKER_TLS_CA", str(tmp_path / "certs" / "ca.pem"))
     Gcs.asked = []
     monkeypatch.setattr(joining, "HttpClient", Gcs)
     write_private(tmp_path / "join", "the join token\n")
@@ -53,12 +47,12 @@ def test_the_secrets_go_into_a_new_private_file(tmp_path: Path) -> None:
 
 
 def test_nothing_is_sent_where_the_ca_is_another(tmp_path: Path) -> None:
-    good = hashlib.sha256(DER).hexdigest()
-    assert ca_digest() == good
+    good = certificates.read(tmp_path / "certs" / "ca.pem").public_key_hash
+    assert ca_cert_hash() == good
     check_ca(good)
-    check_ca("sha256:" + ":".join(good[i : i + 2] for i in range(0, 64, 2)).upper())
+    other = "sha256:" + "0" * 64
     with pytest.raises(StartError, match=r"copy its ca\.pem again"):
-        join("https://head", str(tmp_path / "join"), str(tmp_path / "t"), ca_sha256="0" * 64)
+        join("https://head", str(tmp_path / "join"), str(tmp_path / "t"), ca_hash=other)
     assert Gcs.asked == [] and not (tmp_path / "t").exists()
 
 
@@ -72,4 +66,4 @@ def test_nothing_is_sent_in_the_clear_beyond_this_machine(tmp_path: Path) -> Non
 def test_a_pin_without_tls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOKER_TLS_CA")
     with pytest.raises(StartError, match="STOKER_TLS_CA is not set"):
-        check_ca("0" * 64)
+        check_ca("sha256:" + "0" * 64)
