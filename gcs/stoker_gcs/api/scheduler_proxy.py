@@ -39,20 +39,7 @@ async def list_objects(app: GcsApp, req: Request) -> Page[ObjectInfo]:
     async def ask(node: Node, client: Client) -> list[ObjectInfo]:
         if query.node_id not in ("", node.node_id):
             return []
-        objects: list[ObjectInfo] = []
-        cursor = ""
-        while True:
-            page = await client.call(
-                "GET",
-                "/v1/objects",
-                reply=Page[ObjectInfo],
-                query={"limit": 1000, "cursor": cursor},
-                retry=False,
-            )
-            objects += page.items
-            cursor = page.next_cursor
-            if not cursor:
-                return objects
+        return await client.items("/v1/objects", Page[ObjectInfo], retry=False)
 
     replies = await app.peers.ask_nodelets(ask)
     items = [

@@ -67,23 +67,16 @@ def _tuned(client: HttpClient, prefix: str) -> list[TunedKernel]:
     from stoker_wire.messages.control import KvEntry, Page
     from stoker_wire.messages.kernels import TUNING_NAMESPACE, TunedKernel
 
-    path, cursor = f"/v1/kv/{TUNING_NAMESPACE}", ""
+    path = f"/v1/kv/{TUNING_NAMESPACE}"
     tuned: list[TunedKernel] = []
-    while True:
-        query = {"prefix": prefix or None, "limit": 1000, "cursor": cursor or None}
-        page = client.call("GET", path, reply=Page[KvEntry], query=query)
-        for entry in page.items:
-            try:
-                tuned.append(client.call("GET", f"{path}/{quote(entry.key)}", reply=TunedKernel))
-            except NotFoundError:  # deleted meanwhile
-                continue
-            except InternalError as error:
-                echo(
-                    f"{TUNING_NAMESPACE}/{entry.key} is no measurement: {error.one_line}", err=True
-                )
-        cursor = page.next_cursor
-        if not cursor:
-            return tuned
+    for entry in client.items(path, Page[KvEntry], {"prefix": prefix or None}):
+        try:
+            tuned.append(client.call("GET", f"{path}/{quote(entry.key)}", reply=TunedKernel))
+        except NotFoundError:  # deleted meanwhile
+            continue
+        except InternalError as error:
+            echo(f"{TUNING_NAMESPACE}/{entry.key} is no measurement: {error.one_line}", err=True)
+    return tuned
 
 
 @kernels.command(short_help="Measure an op's kernels and keep the fastest.")

@@ -147,15 +147,8 @@ def list_(show_all: bool, address: str | None, token: str | None, as_json: bool)
 
     from stoker_wire.messages.control import Page, Token
 
-    client, cursor = http_client(address, token), ""
-    tokens: list[Token] = []
-    while True:
-        query = {"cursor": cursor, "limit": 1000}
-        page = client.call("GET", "/v1/tokens", reply=Page[Token], query=query)
-        tokens += [one for one in page.items if show_all or not one.revoked]
-        cursor = page.next_cursor
-        if not cursor:
-            break
+    found = http_client(address, token).items("/v1/tokens", Page[Token])
+    tokens = [one for one in found if show_all or not one.revoked]
     if as_json:
         print_json(tokens)
         return

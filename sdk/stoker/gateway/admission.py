@@ -38,7 +38,6 @@ _FRESH_S = 3 * CHECK_S
 """What was said of a token that is in use is not older."""
 _TARGETS_S = 0.5
 """The pause before nodes are listed again for a target that is not known."""
-_PAGE = 1000
 _VIEWERS = frozenset({Role.VIEWER})
 
 
@@ -211,22 +210,13 @@ class Targets:
         return host in self._hosts and port >= self._min_port
 
     async def _list(self, client: Client) -> None:
-        services: set[tuple[str, int]] = set()
-        hosts: set[str] = set()
-        cursor = ""
-        while True:
-            query = {"limit": _PAGE, "cursor": cursor}
-            page = await client.call("GET", "/v1/nodes", reply=Page[Node], query=query)
-            for node in page.items:
-                if node.state is not NodeState.DEAD:
-                    place = _place_of(node.url)
-                    services.add(place)
-                    hosts.add(place[0])
-            cursor = page.next_cursor or ""
-            if not cursor:
-                break
+        nodes = await client.items("/v1/nodes", Page[Node], timeout_s=_ASK_S)
+        services = {_place_of(node.url) for node in nodes if node.state is not NodeState.DEAD}
+        hosts = {host for host, _ in services}
         try:
-            leader = await client.call("GET", "/v1/leaders/scheduler", reply=Leader, retry=False)
+            leader = await client.call(
+                "GET", "/v1/leaders/scheduler", reply=Leader, timeout_s=_ASK_S, retry=False
+            )
             services.add(_place_of(leader.url))
         except (NotFoundError, UnavailableError):
             pass  # none leads now

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 
-from stoker_wire.errors import PortInUseError, StartError
+from stoker_wire.http.server.service import listen_error
 from stoker_wire.tls.contexts import check_listener, server_context
 from stoker_wire.tls.listener import TlsSite
 
@@ -50,12 +49,7 @@ class Port:
                 self._make, host, port, backlog=_BACKLOG, reuse_address=True
             )
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise PortInUseError(
-                    f"{self._name} cannot listen on {host}:{port}: another program does\n"
-                    "stop it, or choose another port with --port or STOKER_PORT"
-                ) from None
-            raise StartError(f"{self._name} cannot listen on {host}:{port}\n{error}") from None
+            raise listen_error(self._name, host, port, error) from None
         self.number = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:

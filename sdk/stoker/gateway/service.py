@@ -217,7 +217,7 @@ class Gateway:
         listener = await self._listeners.open(peer_id, admitted.sender.name, int(port))
         where = door.transport.get_extra_info("peername")
         _log.info("%s of %s comes from %s", peer_id, admitted.owner, where[0] if where else "?")
-        grace_s = self._settings.driver_reconnect_s
+        grace_s = self._settings.driver_unreachable_s
         line = _Line(
             door.transport,
             admitted,
@@ -270,6 +270,10 @@ class _Line(asyncio.Protocol):
         """End it, and the port with it: its token is not valid any more."""
         self._kept = False
         self._transport.abort()
+
+    def eof_received(self) -> None:
+        """End: the process has closed it, or is gone. A network that fails says nothing so clear."""
+        self._kept = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Say whether the port is kept for a while: its process may come back."""

@@ -147,36 +147,22 @@ class ClusterSecrets:
         scheduler = gcs.call("GET", "/v1/leaders/scheduler", reply=Leader).url
         found.setdefault(scheduler, "scheduler")
         peers = [Peer(f"the {name} at {url}", url) for url, name in found.items()]
-        cursor = ""
-        while True:
-            query = {"limit": 1000, "cursor": cursor}
-            page = gcs.call("GET", "/v1/nodes", reply=Page[Node], query=query)
-            peers += [
-                Peer(f"node {node.node_id} at {node.url}", node.url)
-                for node in page.items
-                if node.state is not NodeState.DEAD
-            ]
-            cursor = page.next_cursor
-            if not cursor:
-                return peers
+        return peers + [
+            Peer(f"node {node.node_id} at {node.url}", node.url)
+            for node in gcs.items("/v1/nodes", Page[Node])
+            if node.state is not NodeState.DEAD
+        ]
 
     def people(self, secret: str) -> list[Token]:
         """Return the tokens of people that end when only ``secret`` is left."""
-        gcs, cursor = HttpClient(self._address, token=operator_token(secret)), ""
-        ending: list[Token] = []
-        while True:
-            query = {"limit": 1000, "cursor": cursor}
-            page = gcs.call("GET", "/v1/tokens", reply=Page[Token], query=query)
-            ending += [
-                one
-                for one in page.items
-                if not one.revoked
-                and one.signed_by != secret_id(secret)
-                and (one.expires_at_s is None or one.expires_at_s > time.time())
-            ]
-            cursor = page.next_cursor
-            if not cursor:
-                return ending
+        gcs = HttpClient(self._address, token=operator_token(secret))
+        return [
+            one
+            for one in gcs.items("/v1/tokens", Page[Token])
+            if not one.revoked
+            and one.signed_by != secret_id(secret)
+            and (one.expires_at_s is None or one.expires_at_s > time.time())
+        ]
 
     def check(self, secret: str) -> list[Peer]:
         """Raise ConflictError if a service could not follow; return all."""

@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator, Mapping
 
+    from stoker_wire.messages.control import Page
+
 T = TypeVar("T")
 
 TIMEOUT_S = 30.0
@@ -65,6 +67,7 @@ _FOR_A_PERSON = (ForeignPortError, TlsError)
 _RETRY_INITIAL_S = 0.05
 _RETRY_MAX_S = 1.0
 _CHUNK_NBYTES = 256 * 1024
+_PAGE = 1000
 _CANNOT_REACH = "cannot reach the cluster"
 _SLACK_S = 2.0  # the server's answer "too late" says why, so it gets a little longer than we wait
 
@@ -168,6 +171,19 @@ class HttpClient:
                     url = self.base_url + path
                     raise deadline_error(method, url, timeout_s, tries, error) from error
                 time.sleep(pause_s)
+
+    def items(
+        self, path: str, page: type[Page[T]], query: Mapping[str, object] | None = None
+    ) -> Iterator[T]:
+        """Yield the items of a list, of all its pages."""
+        cursor = ""
+        while True:
+            asked = {"limit": _PAGE, **(query or {}), "cursor": cursor or None}
+            found = self.call("GET", path, reply=page, query=asked)
+            yield from found.items
+            cursor = found.next_cursor
+            if not cursor:
+                return
 
     def exists(self, path: str, *, timeout_s: float | None = None) -> bool:
         """Return whether ``HEAD path`` is answered with success; False for 404."""

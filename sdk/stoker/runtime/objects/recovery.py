@@ -41,7 +41,6 @@ _ASK_OWNER_S = 3600.0
 _SILENT_S = 30.0
 """How long a silent node is waited for, until it answers or is declared dead."""
 _AGAIN_S = 0.3
-_NODES = 1000
 _ADOPT_AT_ONCE = 10_000
 
 
@@ -329,19 +328,8 @@ class Recovery:
                 self._start(entry, location)
 
     async def _nodes(self) -> dict[str, Node]:
-        nodes: dict[str, Node] = {}
-        cursor = ""
-        while True:
-            page = await self._clients.gcs.call(
-                "GET",
-                "/v1/nodes",
-                reply=Page[Node],
-                query={"limit": _NODES, "cursor": cursor or None},
-            )
-            nodes.update({node.node_id: node for node in page.items})
-            cursor = page.next_cursor
-            if not cursor:
-                return nodes
+        nodes = await self._clients.gcs.items("/v1/nodes", Page[Node])
+        return {node.node_id: node for node in nodes}
 
     async def _adopt(self, node: Node, wanted: _Wanted) -> bool:
         """Have a node become the home of what it has, unless another has; return whether it answered."""

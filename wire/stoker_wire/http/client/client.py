@@ -50,7 +50,7 @@ from stoker_wire.http.client.port_owner import check_port_owner
 from stoker_wire.http.client.replicas import Replicas
 from stoker_wire.http.codec import BYTES, MSGPACK, NDJSON, encode_msgpack
 from stoker_wire.ids import IdSource, Prefix
-from stoker_wire.messages.control import Event
+from stoker_wire.messages.control import Event, Page
 from stoker_wire.messages.tolerant import TolerantDecoder
 from stoker_wire.process.log import REQUEST_ID
 from stoker_wire.settings import Settings
@@ -73,6 +73,7 @@ _SILENCE = 3.5
 _LARGE_BYTES = 1 << 20
 _HURRIED_S = 0.05
 _MAX_URLS = 256
+_PAGE = 1000
 
 
 class Client:
@@ -347,6 +348,18 @@ class Client:
                 return content if raw else None
             content_type = response.headers.get("Content-Type", "")
             return self._replies.decode(content, content_type, reply, method=method, url=url)
+
+    async def items(self, path: str, page: type[Page[T]], **options: Any) -> list[T]:
+        """Return the items of a list, of all its pages; ``options`` are those of each :meth:`call`."""
+        items: list[T] = []
+        cursor = ""
+        while True:
+            query = {"limit": _PAGE, "cursor": cursor or None}
+            found = await self.call("GET", path, reply=page, query=query, **options)
+            items += found.items
+            cursor = found.next_cursor
+            if not cursor:
+                return items
 
     async def watch(
         self, path: str, since: int = 0, query: Mapping[str, object] | None = None

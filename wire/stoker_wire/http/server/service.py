@@ -353,12 +353,7 @@ class Service:
         try:
             await site.start()
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise PortInUseError(
-                    f"{self.name} cannot listen on {host}:{port}: another program does\n"
-                    "stop it, choose another port with --port or STOKER_PORT, or use port 0"
-                ) from None
-            raise StartError(f"{self.name} cannot listen on {host}:{port}\n{error}") from None
+            raise listen_error(self.name, host, port, error) from None
         self.port = site.port
 
     async def _listen_unix(self, runner: web.AppRunner, path: str) -> None:
@@ -423,6 +418,16 @@ class Service:
 
             self._openapi = encode_json(document(self.name, self.version, self.routes))
         return web.Response(body=self._openapi, headers={"Content-Type": JSON})
+
+
+def listen_error(name: str, host: str, port: int, error: OSError) -> StartError:
+    """Return the error of a service that cannot have its port."""
+    if error.errno == errno.EADDRINUSE:
+        return PortInUseError(
+            f"{name} cannot listen on {host}:{port}: another program does\n"
+            "stop it, choose another port with --port or STOKER_PORT, or use port 0"
+        )
+    return StartError(f"{name} cannot listen on {host}:{port}\n{error}")
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
