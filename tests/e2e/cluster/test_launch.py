@@ -57,11 +57,19 @@ def tree(pid: int) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
+def lives(process: psutil.Process) -> bool:
+    """Whether a process runs; it may end between two questions."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def gone(processes: list[psutil.Process], info: LocalInfo) -> None:
     """All that the head was, is no more."""
 
     def left() -> list[object]:
-        alive = [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        alive = [process for process in processes if lives(process)]
         paths = [path for path in (info.arena_dir, info.nodelet_unix) if Path(path).exists()]
         return [*alive, *paths]
 
@@ -127,7 +135,7 @@ def test_a_head_killed_while_it_starts_leaves_nothing() -> None:
     cluster.stop()
 
     def left() -> list[object]:
-        alive = [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        alive = [process for process in processes if lives(process)]
         return [*alive, *SHM.glob(pattern)]
 
     until(lambda: not left(), GONE_S, "nothing is left of the head")
