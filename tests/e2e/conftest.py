@@ -18,10 +18,9 @@ import pytest
 
 import stoker
 from tests.e2e._flags import Flags
-from tests.e2e.nodelet.nodelet_harness import FakeGcs, Nodelet, start_nodelet
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
 WAIT_S = 40.0
 DRIVER_S = 90.0
@@ -131,27 +130,3 @@ def start_driver(folder: Path, script: str, *args: str, **env: str) -> subproces
 def get(refs: Any, timeout: float = WAIT_S) -> Any:
     """``stoker.get`` with a deadline, so that a hang says what it waits for."""
     return stoker.get(refs, timeout=timeout)
-
-
-@pytest.fixture
-async def gcs() -> AsyncIterator[FakeGcs]:
-    """What the tests of the nodelet have for a gcs."""
-    fake = FakeGcs()
-    await fake.start()
-    yield fake
-    await fake.stop()
-
-
-@pytest.fixture
-async def start(gcs: FakeGcs, tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
-    """Start nodelets that join ``gcs``; they are stopped at the end."""
-    started: list[Nodelet] = []
-
-    async def start(*args: str, **kwargs: object) -> Nodelet:
-        one = await start_nodelet(gcs, tmp_path / "session", *args, **kwargs)  # type: ignore[arg-type]
-        started.append(one)
-        return one
-
-    yield start
-    for one in started:
-        await one.stop()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stoker
-from stoker.exceptions import BadRequestError
+from stoker.exceptions import BadRequestError, NotFoundError
 from tests.e2e._cluster import actor_record
 from tests.e2e.conftest import Flags, get
 from tests.services import until
@@ -233,7 +233,10 @@ def test_a_call_of_a_preempted_actor_runs_again_uncharged(cluster: Cluster, flag
     assert get([step, after]) == [1, "after"]
 
     def codes() -> list[str | None]:
-        attempts = cluster.call("GET", f"/v1/tasks/{step.task_id}/attempts")["items"]
+        try:
+            attempts = cluster.call("GET", f"/v1/tasks/{step.task_id}/attempts")["items"]
+        except NotFoundError:  # it has not come yet
+            return []
         return [(one.get("error") or {}).get("code") for one in attempts]
 
     until(lambda: "preempted" in codes(), 10, "the preempted attempt is recorded")

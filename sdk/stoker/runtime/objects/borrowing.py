@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.exceptions import ObjectFreedError, OwnerDiedError, StokerError
 from stoker.runtime.objects.borrow_table import BorrowTable
+from stoker.runtime.objects.recovery import freed
 from stoker.runtime.objects.refs import ObjectRef
 from stoker.runtime.objects.table import Entry, ObjectTable
 from stoker.runtime.objects.values import drain
@@ -132,18 +133,7 @@ class Borrowing:
         for object_id in message.object_ids:
             entry = self._table.get(object_id)
             if entry is None:
-                channel.post(
-                    Resolved(
-                        object_id,
-                        encode_error(
-                            ObjectFreedError(
-                                f"{object_id} was freed by its owner "
-                                f"{self._address.peer_id}\n"
-                                "no ref to it was left there"
-                            )
-                        ),
-                    )
-                )
+                channel.post(Resolved(object_id, freed(object_id, self._address)))
             elif entry.location is not None:
                 self._objects.mark_seen(entry.location)
                 channel.post(Resolved(object_id, entry.location))
@@ -159,14 +149,14 @@ class Borrowing:
     def on_release_borrow(self, channel: Channel, message: ReleaseBorrow) -> None:
         """End the borrows of another process, which dropped its refs."""
         with self._objects.lock:
-            freed = self.borrows.release(channel, message)
-        for entry in freed:
+            unused = self.borrows.release(channel, message)
+        for entry in unused:
             self._objects.free(entry)
 
     def _drop_borrower(self, channel: Channel) -> None:
         with self._objects.lock:
-            freed = self.borrows.drop_borrower(channel)
-        for entry in freed:
+            unused = self.borrows.drop_borrower(channel)
+        for entry in unused:
             self._objects.free(entry)
 
     # -- the borrower (loop thread) --------------------------------------------------------------

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from msgspec import structs
 
-from stoker.exceptions import ObjectLostError, ObjectNodeDiedError, OwnerDiedError, StokerError
+from stoker.exceptions import (
+    ObjectFreedError,
+    ObjectLostError,
+    ObjectNodeDiedError,
+    OwnerDiedError,
+    StokerError,
+)
 from stoker.runtime.serialization.exceptions import encode_error
 from stoker_wire.errors import UnavailableError
 from stoker_wire.messages.cluster import Node, NodeState
@@ -31,7 +37,7 @@ if TYPE_CHECKING:
     from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.data.channel import Channel
     from stoker_wire.messages.common import Address
-    from stoker_wire.messages.data import Location
+    from stoker_wire.messages.data import Failed, Location
 
 _GATHER_S = 0.005
 """How long the losses of a node are gathered, to ask about many objects at once."""
@@ -217,9 +223,14 @@ class Recovery:
     def on_recover(self, channel: Channel, message: Recover) -> None:
         """Recover an object that another process could not read, and tell it the new location."""
         entry = self._table.get(message.object_id)
-        location = entry.location if entry is not None else None
-        if entry is None or location is None:
-            return  # it was freed, and with it the borrow; or is being made: then `Resolved` comes anyway
+        if entry is None:  # the borrower's channel was broken for long, and it was freed meanwhile
+            channel.post(Resolved(message.object_id, freed(message.object_id, self._address)))
+            return
+        location = entry.location
+        if location is None:  # it is being made
+            if channel not in entry.subscribers:
+                entry.subscribers.append(channel)
+            return
 
         def answer(_: str = "") -> None:
             if entry.location is not None:
@@ -370,3 +381,12 @@ def _is_at(future: asyncio.Future[_Found], place: Stored) -> bool:
 def _silence(nodes: tuple[str, ...]) -> str:
     """Return the clause about nodes that do not answer."""
     return f"{', '.join(sorted(nodes))} may have a copy, and did not answer yet" if nodes else ""
+
+
+def freed(object_id: str, owner: Address) -> Failed:
+    """Return an owner's answer to a borrower that asks for what it has no more."""
+    return encode_error(
+        ObjectFreedError(
+            f"{object_id} was freed by its owner {owner.peer_id}\nno ref to it was left there"
+        )
+    )
