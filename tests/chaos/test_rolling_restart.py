@@ -54,7 +54,8 @@ ENOUGH = {
 """Rounds of each kind of load that must succeed after each step."""
 KEPT = 30
 """How many objects of a kind are kept, and read later."""
-PAUSE_S = 0.05
+PAUSE_S = 0.2
+"""Between two rounds of a kind: a load that is steady, not one that takes all that the machine has."""
 DRAIN_S = 40.0
 
 
