@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import importlib.metadata
 import importlib.util
 import itertools
 import multiprocessing
@@ -167,7 +168,11 @@ def main() -> int:
     stoker.shutdown()
     if options.csv:
         for name, measured in rows.items():
-            version = stoker.__version__ if name == "stoker" else sys.version.split()[0]
+            version = sys.version.split()[0]  # of the standard library
+            if name == "stoker":
+                version = stoker.__version__
+            elif name == "loky":
+                version = f"joblib {importlib.metadata.version('joblib')}"
             append(options.csv, name, version, measured)
     return 0
 
