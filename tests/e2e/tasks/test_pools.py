@@ -393,3 +393,90 @@ class TestMapStream:
         for thread in threads:
             thread.join(WAIT_S)
         assert found == [sum(range(501))] * 3
+
+
+INTERRUPTED = """
+import sys, threading, time, signal, os
+import stoker
+from stoker.util import Pool
+
+def nap(x):
+    time.sleep(30)
+
+stoker.init(num_cpus=2, log_to_driver=False)
+
+def interrupt():
+    while stoker.available_resources()["CPU"]:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+
+def pool():
+    with Pool(2) as pool:
+        pool.map(nap, range(8), chunksize=1)
+
+def executor():
+    with stoker.Executor(2) as executor:
+        [executor.submit(nap, x) for x in range(8)][0].result()
+
+def mapped():
+    with stoker.Executor(2) as executor:
+        list(executor.map(nap, range(8)))
+
+def stream():
+    list(stoker.map_stream(nap, range(8)))
+
+for run in (pool, executor, mapped, stream):
+    threading.Thread(target=interrupt).start()
+    began = time.monotonic()
+    try:
+        run()
+    except KeyboardInterrupt:
+        while stoker.available_resources()["CPU"] < 2:
+            time.sleep(0.05)
+        print(run.__name__, "ended" if time.monotonic() - began < 25 else "late")
+"""
+
+
+def test_ctrl_c_cancels_what_is_waited_for(driver: Any) -> None:
+    done = driver(INTERRUPTED)
+    assert done.stdout.split() == ["pool", "ended", "executor", "ended", "mapped", "ended", "stream", "ended"]
+
+
+def test_a_bar_of_a_task_comes_to_the_driver(driver: Any) -> None:
+    done = driver("""
+        import stoker
+
+        def work(n):
+            for _ in stoker.tqdm(range(n), desc=f"task {n}"):
+                pass
+
+        stoker.init(num_cpus=2)
+        stoker.get([stoker.remote(work).remote(n) for n in (3, 4)])
+        """)
+    assert done.returncode == 0, done.stderr
+    for n in (3, 4):
+        assert done.stderr.count(f"task {n}: 100%") == 1
+    assert "stoker-bar" not in done.stdout + done.stderr
+
+
+def test_memory_is_bounded_over_many_items(driver: Any) -> None:
+    done = driver("""
+        import resource
+        import stoker
+
+        def grow(x):
+            return bytes(1000)
+
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+        stoker.init(num_cpus=2, log_to_driver=False)
+        items = iter(range(220_000))
+        stream = stoker.map_stream(grow, items, window=2000)
+        for _ in range(20_000):
+            next(stream)
+        before = peak()
+        count = sum(1 for _ in stream)
+        print(count, peak() - before < 30_000)
+        """)
+    assert done.stdout.split() == ["200000", "True"], done.stderr
