@@ -35,9 +35,9 @@ pytestmark = pytest.mark.logs(
 ENOUGH = {"task": 50, "actor": 2, "count": 20, "log": 20, "http": 20}
 """Rounds of each kind of load that must succeed after a fault."""
 PAUSE_S = 0.02
-SLOWEST_S = 5.0
+SLOWEST_S = 10.0
 """More than a client takes to move to another replica, even on a busy machine."""
-ELECTED_S = 15.0
+ELECTED_S = 25.0
 """More than the election of another leader takes, for which the creation of an actor waits."""
 
 PATIENT = {"STOKER_SUSPECT_AFTER_S": "300", "STOKER_DEAD_AFTER_S": "600"}
