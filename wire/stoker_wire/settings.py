@@ -328,6 +328,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="where objects go from a full shared memory; unset: the session's")
     ] = ""
 
+    run_as: Annotated[
+        str,
+        Meta(
+            description="Unix user as whom a nodelet that is root runs the jobs of tokens that name none; "
+            "unset: as root"
+        ),
+    ] = ""
+    run_as_dir: Annotated[
+        str,
+        Meta(
+            description="folder that all users can enter, for job folders and environments of jobs that run "
+            "as another user than the nodelet; unset: /tmp"
+        ),
+    ] = ""
     job_dir_keep_s: Annotated[
         float,
         Meta(
