@@ -2,16 +2,22 @@
 
 The account must be known on the node: a user is named by name, whose uid and groups the node's own user
 database has. Nothing here falls back to root.
+
+``python -m stoker_nodelet.unix_users USER COMMAND...`` becomes the user of that JSON, and runs a command.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import pwd
 import stat
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
 
 from stoker_wire.errors import RuntimeEnvSetupError, StartError
 from stoker_wire.http.auth import SECRETS
@@ -19,13 +25,11 @@ from stoker_wire.http.auth import SECRETS
 if TYPE_CHECKING:
     from pathlib import Path
 
+PR_SET_NO_NEW_PRIVS = 38
 
-class Credentials(TypedDict):
-    """Arguments of ``subprocess`` for a process that is to be another user."""
 
-    user: int
-    group: int
-    extra_groups: tuple[int, ...]
+class BecomeError(Exception):
+    """Why a process cannot be a user's, with the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,10 @@ class UnixUser:
         """The environment variables that say who a process is."""
         return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name, "SHELL": self.shell}
 
-    @property
-    def credentials(self) -> Credentials:
-        """What ``subprocess`` is to be given for a process of this user."""
-        return {"user": self.uid, "group": self.gid, "extra_groups": self.groups}
+    def command(self, command: list[str]) -> list[str]:
+        """Return a command of root's that runs ``command`` as this user."""
+        user = msgspec.json.encode(self).decode()
+        return [sys.executable, "-P", "-m", "stoker_nodelet.unix_users", user, *command]
 
     def environ(self) -> dict[str, str]:
         """Return the environment of such a process: this one's, without what is secret."""
@@ -115,6 +119,46 @@ def _name_of(uid: int) -> str:
         return f"uid {uid}"
 
 
+def become(user: UnixUser) -> None:
+    """Give up root for good: groups first, which root alone may set. BecomeError if that fails."""
+    uid, gid = user.uid, user.gid
+    try:
+        os.setgroups(user.groups)
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    except OSError as error:
+        raise BecomeError(
+            f"this nodelet cannot run anything as Unix user {user.name!r}: {error.strerror}\n"
+            "root needs the capabilities SETUID and SETGID for it"
+        ) from None
+    if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
+        raise BecomeError(f"the kernel has not made this process one of {user.name!r}")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
+        raise BecomeError(f"PR_SET_NO_NEW_PRIVS: {os.strerror(ctypes.get_errno())}")
+
+
+def execute(user: UnixUser, command: list[str]) -> NoReturn:
+    """Turn this process, which is the user's already, into a command; BecomeError if that cannot be."""
+    try:
+        os.execvpe(command[0], command, os.environ)
+    except OSError as error:
+        raise BecomeError(
+            f"Unix user {user.name!r} cannot run {command[0]}: {error.strerror}\n"
+            "install Stoker, and the Python that its nodelet runs, where all users can read it"
+        ) from None
+
+
+def main() -> None:
+    """Run a command as another user."""
+    user = msgspec.json.decode(sys.argv[1], type=UnixUser)
+    try:
+        become(user)
+        execute(user, sys.argv[2:])
+    except BecomeError as error:
+        sys.exit(f"ERROR: {error}")
+
+
 def make_enterable(folder: Path) -> None:
     """Make a folder of ours that every user can enter and none can list: what is in it has its own mode."""
     folder.mkdir(exist_ok=True)
@@ -135,3 +179,7 @@ def give_tree(folder: Path, user: UnixUser) -> None:
         for name in (*folders, *files):
             os.chown(name, user.uid, user.gid, dir_fd=fd, follow_symlinks=False)
     give_folder(folder, user)
+
+
+if __name__ == "__main__":
+    main()

@@ -344,19 +344,16 @@ async def _make_venv(
 async def _run(command: list[str], what: str, user: UnixUser | None) -> None:
     options: dict[str, Any] = {}
     if user is not None:
-        options = {**user.credentials, "env": user.environ(), "cwd": "/"}
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-            **options,
-        )
-    except PermissionError as error:
-        who = "this nodelet" if user is None else f"Unix user {user.name!r}"
-        raise RuntimeEnvSetupError(f"{what}: {who} cannot run {command[0]}\n{error}") from None
+        command = user.command(command)
+        options = {"env": user.environ(), "cwd": "/"}
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+        **options,
+    )
     try:
         async with asyncio.timeout(_PIP_S):
             output, _ = await process.communicate()

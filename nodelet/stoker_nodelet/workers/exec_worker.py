@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 
 import msgspec
 
 from stoker_nodelet.workers.forkserver import import_target, run_target
 from stoker_wire.messages.node_api import WorkerBoot
 from stoker_wire.process.search_path import apply_path
+
+NOT_IMPORTED = 78
+"""The exit code of a worker whose ``preload`` cannot be imported: another would fail as well."""
 
 
 class _Start(msgspec.Struct):
@@ -34,8 +38,12 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         apply_path(start.sys_path)
-        for module in start.preload:
-            importlib.import_module(module)
+        try:
+            for module in start.preload:
+                importlib.import_module(module)
+        except BaseException:
+            traceback.print_exc()
+            sys.exit(NOT_IMPORTED)
         boot = msgspec.msgpack.decode(start.boot, type=WorkerBoot)
         import_target(start.target)(msgspec.structs.replace(boot, socket_fd=start.socket_fd))
 

@@ -9,20 +9,21 @@ through a pipe that a successful exec closes.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from stoker_nodelet.unix_users import BecomeError, UnixUser, become, execute
 from stoker_nodelet.workers.reaper import PR_SET_PDEATHSIG, prctl
 from stoker_wire.http.server.unix_socket import private_socket
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
-PR_SET_NO_NEW_PRIVS = 38
 _PERSONAL = (
     *("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME"),
     *("DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK", "MAIL", "SUDO_USER", "SUDO_UID", "SUDO_GID"),
@@ -46,7 +47,7 @@ def wait_for_exec(told: int) -> str:
 
 def start(request: dict[str, Any], target: str, parent: int, tell: int) -> NoReturn:
     """Become the user and the program of a request; end this process if that fails."""
-    user = request["user"]
+    user = msgspec.convert(request["user"], UnixUser)
     try:
         program, kept = _program(request, target)
         _close_all_but(tell, *kept)
@@ -59,58 +60,26 @@ def start(request: dict[str, Any], target: str, parent: int, tell: int) -> NoRet
         for name in _PERSONAL:
             if name not in request["env"]:
                 os.environ.pop(name, None)
-        try:
-            os.execvpe(program[0], program, os.environ)
-        except OSError as error:
-            raise _Failed(
-                f"Unix user {user['name']!r} cannot run {program[0]}: {error.strerror}\n"
-                "install Stoker, and the Python that its nodelet runs, where all users can read it"
-            ) from None
-    except (OSError, _Failed) as error:
+        execute(user, program)
+    except (OSError, BecomeError) as error:
         os.write(tell, f"run_as: {error}".encode()[:_MAX_TOLD])
     finally:
         os._exit(1)
 
 
-class _Failed(Exception):
-    """Why the process cannot be the user's, with the fix."""
-
-
-def become(user: dict[str, Any]) -> None:
-    """Give up root for good: groups first, which root alone may set."""
-    try:
-        os.setgroups(user["groups"])
-        os.setresgid(user["gid"], user["gid"], user["gid"])
-        os.setresuid(user["uid"], user["uid"], user["uid"])
-    except OSError as error:
-        raise _Failed(
-            f"this nodelet cannot run anything as Unix user {user['name']!r}: {error.strerror}\n"
-            "root needs the capabilities SETUID and SETGID for it"
-        ) from None
-    if os.getresuid() != (user["uid"],) * 3 or os.getresgid() != (user["gid"],) * 3:
-        raise _Failed(f"the kernel has not made this process one of {user['name']!r}")
-    _set_no_new_privileges()
-
-
-def _set_no_new_privileges() -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_NO_NEW_PRIVS)")
-
-
-def _enter(cwd: str, user: dict[str, Any]) -> None:
+def _enter(cwd: str, user: UnixUser) -> None:
     """Go to the folder of the runtime environment, else to the user's home, if there is one."""
     if cwd:
         try:
             os.chdir(cwd)
         except OSError as error:
-            raise _Failed(
-                f"Unix user {user['name']!r} cannot enter {cwd}: {error.strerror}\n"
+            raise BecomeError(
+                f"Unix user {user.name!r} cannot enter {cwd}: {error.strerror}\n"
                 "start the driver in a folder that this user can read, or give runtime_env a working_dir"
             ) from None
         return
     try:
-        os.chdir(user["home"])
+        os.chdir(user.home)
     except OSError:
         os.chdir("/")
 
@@ -119,8 +88,6 @@ def _program(request: dict[str, Any], target: str) -> tuple[list[str], tuple[int
     """Return the command to run, and the descriptors that it is to have."""
     if request["argv"]:
         return list(request["argv"]), ()
-    import msgspec
-
     listener = private_socket(request["socket_path"])
     start = {
         "boot": request["boot"],

@@ -41,6 +41,7 @@ from stoker_nodelet.core.events import (
     BundlesRequested,
     CallbacksRegistered,
     Event,
+    ForkFailed,
     GpuReleased,
     JobDeleted,
     JobFinished,
@@ -63,12 +64,14 @@ from stoker_nodelet.objects.index import ObjectIndex
 from stoker_nodelet.telemetry.driver_reports import DriverReports
 from stoker_nodelet.telemetry.exits import LOG_LINES, Exits, describe
 from stoker_nodelet.telemetry.logs import Logs
+from stoker_nodelet.workers.exec_worker import NOT_IMPORTED
 from stoker_nodelet.workers.fork_client import ForkExit, ForkServerPool
 from stoker_nodelet.workers.launch_spec import LaunchSpec
 from stoker_nodelet.workers.processes import Process, Processes
 from stoker_wire.errors import (
     ConflictError,
     NotFoundError,
+    RuntimeEnvSetupError,
     StokerError,
     error_for,
 )
@@ -547,7 +550,11 @@ class Workers:
         for owner_id in owner_ids:
             self.objects.free_owner(owner_id)
         cause = "\n".join((worker_exit.cause, *worker_exit.last_log_lines[-10:]))
-        self.dispatch(WorkerExited(at_s=time.monotonic(), worker_id=worker_id, cause=cause))
+        if worker.phase is WorkerPhase.STARTING and _is_not_imported(worker_exit, process):
+            code, reason = RuntimeEnvSetupError.code, f"preload: it cannot be imported\n{cause}"
+            self.dispatch(ForkFailed(worker_id=worker_id, reason=reason, code=code))
+        else:
+            self.dispatch(WorkerExited(at_s=time.monotonic(), worker_id=worker_id, cause=cause))
         self.exits.add(worker_exit)
         if log is not None and log.attempt:
             self.driver_reports.report_exit(worker_exit, log.attempt)
@@ -593,6 +600,13 @@ def _terms_of(lease: Lease) -> LeaseTerms:
         gpus=lease.gpus,
         actor_id=lease.actor_id,
     )
+
+
+def _is_not_imported(worker_exit: WorkerExit, process: Process) -> bool:
+    """Return whether a worker with an interpreter of its own has ended for want of a module."""
+    launch = process.launch
+    alone = launch is not None and launch.environment.user is not None
+    return alone and worker_exit.exit_code == NOT_IMPORTED
 
 
 def _mark_retrieved(waiting: asyncio.Future[StartedLease]) -> None:
