@@ -150,7 +150,10 @@ class Nodelet:
             ("deadlines", parts.deadlines.run()),
             ("tokens", parts.renewals.run()),
             ("ticks", _tick(workers, parts.log_retention)),
-            ("folders", workers.sweep_folders()),
+            (
+                "folders",
+                workers.users.sweep_jobs(workers.jobs_here, workers.driver_reports.has_ended),
+            ),
             (
                 "environments",
                 workers.users.sweep_environments(workers.state.env_keys, workers.forks.forget),

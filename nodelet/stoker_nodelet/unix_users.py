@@ -29,7 +29,7 @@ PR_SET_NO_NEW_PRIVS = 38
 
 
 class BecomeError(Exception):
-    """Why a process cannot be a user's, with the fix."""
+    """A process that cannot be a user's; its text says why, with the fix."""
 
 
 @dataclass(frozen=True, slots=True)

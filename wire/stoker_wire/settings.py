@@ -329,19 +329,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
 
     run_as: Annotated[
-        str,
-        Meta(
-            description="Unix user as whom a nodelet that is root runs the jobs of tokens that name none; "
-            "unset: as root"
-        ),
+        str, Meta(description="Unix user of jobs whose token names none, where the nodelet is root")
     ] = ""
-    run_as_dir: Annotated[
-        str,
-        Meta(
-            description="folder that all users can enter, for job folders and environments of jobs that run "
-            "as another user than the nodelet; unset: /tmp"
-        ),
-    ] = ""
+    run_as_dir: Annotated[str, Meta(description="folder of those users' jobs; unset: /tmp")] = ""
     job_dir_keep_s: Annotated[
         float,
         Meta(

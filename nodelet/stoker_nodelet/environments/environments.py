@@ -341,7 +341,7 @@ async def _make_venv(
     partial.rename(path)
 
 
-async def _run(command: list[str], what: str, user: UnixUser | None) -> None:
+async def _run(command: list[str], what: str, user: UnixUser | None = None) -> None:
     options: dict[str, Any] = {}
     if user is not None:
         command = user.command(command)

@@ -15,8 +15,9 @@ opened without following links, and nothing is made in there by root.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +26,7 @@ from stoker_nodelet.environments.environments import SWEEP_S, Environments
 from stoker_nodelet.environments.retention import KINDS
 from stoker_nodelet.objects import arena
 from stoker_nodelet.unix_users import UnixUser, UnixUsers, make_enterable
+from stoker_wire.errors import StokerError
 
 if TYPE_CHECKING:
     from stoker_nodelet.environments.job_folders import JobFolders
@@ -86,6 +88,21 @@ class UserFolders:
         """Return those of every user that has some, the nodelet's own first."""
         yield self.own
         yield from list(self._by_uid.values())
+
+    def ended(self, job_id: str) -> None:
+        """Record a job's end."""
+        for folders in self.all():
+            folders.jobs.ended(job_id)
+
+    async def sweep_jobs(
+        self, in_use: Callable[[], set[str]], has_ended: Callable[[str], Awaitable[bool]]
+    ) -> None:
+        """Remove for ever the folders of jobs that ended long ago and run nothing here."""
+        while True:
+            await asyncio.sleep(self.own.jobs.sweep_s)
+            with contextlib.suppress(StokerError):  # the gcs is away, and is asked again
+                for folders in self.all():
+                    await folders.jobs.sweep(in_use(), has_ended)
 
     async def sweep_environments(
         self, keys: Callable[[], set[str]], forget: Callable[[str], object]

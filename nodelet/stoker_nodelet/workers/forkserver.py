@@ -326,7 +326,8 @@ class _ForkLoop:
             self._report({"ev": "fork_failed", "worker_id": worker_id, "error": error})
             return
         parent = os.getpid()
-        told, tell = os.pipe() if request["user"] else (-1, -1)
+        user = request.get("user")
+        told, tell = os.pipe() if user else (-1, -1)
         # One that is sent to the child at once waits until it has handlers of its own: ours would take it.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         try:
@@ -342,11 +343,11 @@ class _ForkLoop:
             os.close(self._reaper.fd)
             os.close(self._wake_r)
             os.close(self._wake_w)
-            if request["user"]:
+            if user:
                 _run_as(request, self._target_name, parent, tell)
             _run_child(request, self._target, parent)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-        if request["user"]:
+        if user:
             os.close(tell)
             error = run_as.wait_for_exec(told)
             os.close(told)

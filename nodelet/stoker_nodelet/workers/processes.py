@@ -31,6 +31,7 @@ from stoker_nodelet.devices import limits
 from stoker_nodelet.environments.user_folders import UserFolders
 from stoker_nodelet.identity import Identity
 from stoker_nodelet.telemetry.logs import LogFile, Logs
+from stoker_nodelet.workers.exec_worker import NOT_IMPORTED
 from stoker_nodelet.workers.fork_client import ForkServer, ForkServerPool
 from stoker_nodelet.workers.launch_spec import LaunchSpec, driver_fork, worker_fork
 from stoker_wire.data.output_marks import KEY_BYTES
@@ -50,6 +51,7 @@ from stoker_wire.process.call_deadline import CallDeadline, cell_path, read_dead
 
 if TYPE_CHECKING:
     from stoker_nodelet.core.commands import NotifyWorker
+    from stoker_wire.messages.cluster import WorkerExit
 
 _ASSIGN_S = 10.0
 _RETIRE_S = 5.0
@@ -85,6 +87,11 @@ class Process:
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     gpus_free: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it holds no GPU any longer: it has exited, or stays without them."""
+
+    def lacks_module(self, worker_exit: WorkerExit) -> bool:
+        """Return whether a worker with an interpreter of its own has ended for want of a module."""
+        alone = self.launch is not None and self.launch.environment.user is not None
+        return alone and worker_exit.exit_code == NOT_IMPORTED
 
 
 @dataclass(slots=True)

@@ -64,7 +64,6 @@ from stoker_nodelet.objects.index import ObjectIndex
 from stoker_nodelet.telemetry.driver_reports import DriverReports
 from stoker_nodelet.telemetry.exits import LOG_LINES, Exits, describe
 from stoker_nodelet.telemetry.logs import Logs
-from stoker_nodelet.workers.exec_worker import NOT_IMPORTED
 from stoker_nodelet.workers.fork_client import ForkExit, ForkServerPool
 from stoker_nodelet.workers.launch_spec import LaunchSpec
 from stoker_nodelet.workers.processes import Process, Processes
@@ -358,8 +357,7 @@ class Workers:
         """End the processes of a finished job and free its objects."""
         self.dispatch(JobFinished(at_s=time.monotonic(), job_id=job_id))
         self.objects.free_job(job_id, keep_owners=self._actor_owners())
-        for folders in self.users.all():
-            folders.jobs.ended(job_id)
+        self.users.ended(job_id)
         self._ended_attempts.pop(job_id, None)
 
     def end_attempt(self, job_id: str, attempt: int) -> None:
@@ -372,14 +370,6 @@ class Workers:
     def forget_job(self, job_id: str) -> None:
         """Forget a job that is deleted: another may have its id."""
         self.dispatch(JobDeleted(job_id=job_id))
-
-    async def sweep_folders(self) -> None:
-        """Remove, again and again, the folders of jobs that ended long ago and run nothing here."""
-        while True:
-            await asyncio.sleep(self.users.own.jobs.sweep_s)
-            with contextlib.suppress(StokerError):  # the gcs is away, and is asked again
-                for folders in self.users.all():
-                    await folders.jobs.sweep(self.jobs_here(), self.driver_reports.has_ended)
 
     def jobs_here(self) -> set[str]:
         """Return the jobs that have a process or a lease here, or are about to."""
@@ -550,7 +540,7 @@ class Workers:
         for owner_id in owner_ids:
             self.objects.free_owner(owner_id)
         cause = "\n".join((worker_exit.cause, *worker_exit.last_log_lines[-10:]))
-        if worker.phase is WorkerPhase.STARTING and _is_not_imported(worker_exit, process):
+        if worker.phase is WorkerPhase.STARTING and process.lacks_module(worker_exit):
             code, reason = RuntimeEnvSetupError.code, f"preload: it cannot be imported\n{cause}"
             self.dispatch(ForkFailed(worker_id=worker_id, reason=reason, code=code))
         else:
@@ -600,13 +590,6 @@ def _terms_of(lease: Lease) -> LeaseTerms:
         gpus=lease.gpus,
         actor_id=lease.actor_id,
     )
-
-
-def _is_not_imported(worker_exit: WorkerExit, process: Process) -> bool:
-    """Return whether a worker with an interpreter of its own has ended for want of a module."""
-    launch = process.launch
-    alone = launch is not None and launch.environment.user is not None
-    return alone and worker_exit.exit_code == NOT_IMPORTED
 
 
 def _mark_retrieved(waiting: asyncio.Future[StartedLease]) -> None:
