@@ -13,11 +13,12 @@ import traceback
 import msgspec
 
 from stoker_nodelet.workers.forkserver import import_target, run_target
+from stoker_wire.errors import StartError
 from stoker_wire.messages.node_api import WorkerBoot
 from stoker_wire.process.search_path import apply_path
 
-NOT_IMPORTED = 78
-"""The exit code of a worker whose ``preload`` cannot be imported: another would fail as well."""
+CANNOT_START = 78
+"""The exit code of a worker that could not start for a reason that another would have as well."""
 
 
 class _Start(msgspec.Struct):
@@ -43,9 +44,13 @@ def main() -> None:
                 importlib.import_module(module)
         except BaseException:
             traceback.print_exc()
-            sys.exit(NOT_IMPORTED)
+            sys.exit(CANNOT_START)
         boot = msgspec.msgpack.decode(start.boot, type=WorkerBoot)
-        import_target(start.target)(msgspec.structs.replace(boot, socket_fd=start.socket_fd))
+        try:
+            import_target(start.target)(msgspec.structs.replace(boot, socket_fd=start.socket_fd))
+        except StartError as error:  # a file that this user cannot read, as the key for TLS
+            sys.stderr.write(f"{error}\n")
+            sys.exit(CANNOT_START)
 
     run_target(run)
 

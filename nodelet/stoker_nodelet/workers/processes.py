@@ -31,7 +31,7 @@ from stoker_nodelet.devices import limits
 from stoker_nodelet.environments.user_folders import UserFolders
 from stoker_nodelet.identity import Identity
 from stoker_nodelet.telemetry.logs import LogFile, Logs
-from stoker_nodelet.workers.exec_worker import NOT_IMPORTED
+from stoker_nodelet.workers.exec_worker import CANNOT_START
 from stoker_nodelet.workers.fork_client import ForkServer, ForkServerPool
 from stoker_nodelet.workers.launch_spec import LaunchSpec, driver_fork, worker_fork
 from stoker_wire.data.output_marks import KEY_BYTES
@@ -88,10 +88,10 @@ class Process:
     gpus_free: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it holds no GPU any longer: it has exited, or stays without them."""
 
-    def lacks_module(self, worker_exit: WorkerExit) -> bool:
-        """Return whether a worker with an interpreter of its own has ended for want of a module."""
+    def cannot_start(self, worker_exit: WorkerExit) -> bool:
+        """Return whether a worker with an interpreter of its own says that no other would start."""
         alone = self.launch is not None and self.launch.environment.user is not None
-        return alone and worker_exit.exit_code == NOT_IMPORTED
+        return alone and worker_exit.exit_code == CANNOT_START
 
 
 @dataclass(slots=True)

@@ -540,8 +540,8 @@ class Workers:
         for owner_id in owner_ids:
             self.objects.free_owner(owner_id)
         cause = "\n".join((worker_exit.cause, *worker_exit.last_log_lines[-10:]))
-        if worker.phase is WorkerPhase.STARTING and process.lacks_module(worker_exit):
-            code, reason = RuntimeEnvSetupError.code, f"preload: it cannot be imported\n{cause}"
+        if worker.phase is WorkerPhase.STARTING and process.cannot_start(worker_exit):
+            code, reason = RuntimeEnvSetupError.code, f"its worker cannot start\n{cause}"
             self.dispatch(ForkFailed(worker_id=worker_id, reason=reason, code=code))
         else:
             self.dispatch(WorkerExited(at_s=time.monotonic(), worker_id=worker_id, cause=cause))

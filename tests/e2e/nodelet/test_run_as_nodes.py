@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from stoker.jobs import JobSubmissionClient
+from stoker.local import certificates
 from stoker_wire.messages.control import CreateToken, Token
-from tests.e2e._cluster import head, http
+from tests.e2e._cluster import environment, head, http
 from tests.e2e.nodelet.unix_users import account, processes, readable_python, user
 from tests.services import until
 
@@ -109,7 +110,8 @@ def test_a_nodelet_does_not_start_with_a_user_whom_it_does_not_know(machine: Mac
 
 OWN = """
     import json, os, sys
-    from stoker.jobs import JobSubmissionClient
+    from stoker.local import certificates
+from stoker.jobs import JobSubmissionClient
     from stoker.launch import start_local
     from stoker.runtime.net.http import HttpClient
     from stoker_wire.messages.control import CreateToken, Token
@@ -149,6 +151,53 @@ def test_a_nodelet_that_is_not_root_runs_its_own_users_work_alone(machine: Machi
     assert f"cannot run anything as '{name}': its nodelet runs as nobody" in why
     assert f"start it as root or as {name}" in why
     assert same == "SUCCEEDED"
+
+
+TASK = """
+    import stoker
+    stoker.init(log_to_driver=False)
+    try:
+        print(stoker.get(stoker.remote(max_retries=0)(lambda: "has run").remote(), timeout=60))
+    except stoker.exceptions.StokerError as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_with_tls_a_users_worker_needs_the_key_and_says_so(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = machine.folder / "certificates"
+    certificates.init(folder, name="CA of the test")
+    certificates.issue(folder, "node", ["127.0.0.1", "localhost"])
+    folder.chmod(0o755)
+    key, name = folder / "node.key", machine.user.pw_name
+    for setting, value in (("", "server"), ("_CERT", folder / "node.pem"), ("_KEY", key)):
+        monkeypatch.setenv(f"STOKER_TLS{setting}", str(value))
+    monkeypatch.setenv("STOKER_TLS_CA", str(folder / "ca.pem"))
+    for public in ("node.pem", "ca.pem"):
+        (folder / public).chmod(0o644)
+    with head(machine.folder / "sessions", num_cpus=2) as cluster:
+        body = CreateToken(name=name, run_as=name)
+        token = http(cluster).call("POST", "/v1/tokens", body, reply=Token).secret
+
+        def run() -> str:
+            done = subprocess.run(
+                [sys.executable, "-c", textwrap.dedent(TASK)],
+                env=environment(cluster, STOKER_TOKEN=token),
+                cwd=machine.folder,
+                capture_output=True,
+                text=True,
+                timeout=WAIT_S,
+            )
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        said = run()
+        assert "RuntimeEnvSetupError" in said
+        assert "STOKER_TLS_KEY" in said
+        key.chmod(0o640)
+        os.chown(key, 0, machine.user.pw_gid)
+        assert run() == "has run\n"
 
 
 def test_a_head_that_is_killed_leaves_nothing_of_its_users(machine: Machine) -> None:
