@@ -26,6 +26,7 @@ from stoker_nodelet.devices import limits
 from stoker_nodelet.devices.discovery import find_gpus
 from stoker_nodelet.devices.memory import limited_cgroups, node_memory
 from stoker_nodelet.devices.monitor import GpuMonitor
+from stoker_nodelet.environments import user_folders
 from stoker_nodelet.environments.environments import Environments
 from stoker_nodelet.environments.job_folders import JobFolders
 from stoker_nodelet.environments.retention import EnvironmentRetention
@@ -222,6 +223,7 @@ async def serve(
     node_id = node_id or new_id(Prefix.NODE)
     end = end or _stay
     check_default(settings.run_as, node_id)
+    user_folders.sweep(settings)
     session_dir, socket_dir = _make_folders(session_dir, node_id)
     kernel_cache = open_cache(settings, session_dir)
     if forkserver is None:
@@ -423,7 +425,7 @@ def _build_user_folders(
         return Folders(folders, environments)
 
     return UserFolders(
-        Path(settings.run_as_dir or arena.SOCKETS) / f"stoker-users-{identity.node_id}",
+        user_folders.folder_of(settings, identity.node_id),
         UnixUsers(identity.node_id, settings.run_as),
         make(identity.session_dir / "jobs", identity.session_dir / "runtime_env"),
         make,

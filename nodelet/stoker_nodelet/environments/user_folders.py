@@ -26,12 +26,13 @@ from stoker_nodelet.environments.environments import SWEEP_S, Environments
 from stoker_nodelet.environments.retention import KINDS
 from stoker_nodelet.objects import arena
 from stoker_nodelet.unix_users import UnixUser, UnixUsers, make_enterable
-from stoker_wire.errors import StokerError
+from stoker_wire.errors import RuntimeEnvSetupError, StokerError
 
 if TYPE_CHECKING:
     from stoker_nodelet.environments.job_folders import JobFolders
+    from stoker_wire.settings import Settings
 
-PATTERN = "stoker-users-*"
+_PREFIX = "stoker-users-"
 _JOBS, _ENVIRONMENTS, _TOKENS = "jobs", "runtime_env", "tokens"
 
 
@@ -62,17 +63,25 @@ class UserFolders:
             return self.own
         folders = self._by_uid.get(user.uid)
         if folders is None:
-            if not self._by_uid:
-                self.sweep()
-                arena.create_owned(self.root)
-                self.root.chmod(0o711)
-            mine = self.root / str(user.uid)
-            environments = mine / _ENVIRONMENTS
-            kinds = (environments / kind for kind in KINDS)
-            for folder in (mine, mine / _JOBS, mine / _TOKENS, environments, *kinds):
-                make_enterable(folder)
-            folders = self._by_uid[user.uid] = self.make(mine / _JOBS, environments, user)
+            try:
+                folders = self._by_uid[user.uid] = self._of_new(user)
+            except OSError as error:
+                raise RuntimeEnvSetupError(
+                    f"run_as: there is no folder for {user.name!r} on node {self.users.node_id}\n{error}\n"
+                    "set STOKER_RUN_AS_DIR of the nodelet to one that all users can enter"
+                ) from None
         return folders
+
+    def _of_new(self, user: UnixUser) -> Folders:
+        if not self.root.exists():
+            arena.create_owned(self.root)
+            self.root.chmod(0o711)
+        mine = self.root / str(user.uid)
+        environments = mine / _ENVIRONMENTS
+        kinds = (environments / kind for kind in KINDS)
+        for folder in (mine, mine / _JOBS, mine / _TOKENS, environments, *kinds):
+            make_enterable(folder)
+        return self.make(mine / _JOBS, environments, user)
 
     def token_file(self, user: UnixUser, worker_id: str) -> Path:
         """Make the file, still empty, in which a driver of a user finds its token; return its path."""
@@ -120,11 +129,17 @@ class UserFolders:
                 return folders.jobs
         return self.own.jobs
 
-    def sweep(self) -> None:
-        """Remove what dead nodelets have left."""
-        arena.sweep(self.root.parent, PATTERN)
-
     def remove(self) -> None:
         """Remove all of it: the node ends."""
         if self._by_uid:
             arena.remove_owned(self.root)
+
+
+def folder_of(settings: Settings, node_id: str) -> Path:
+    """Return where the folders of a node's users are to be."""
+    return Path(settings.run_as_dir or arena.SOCKETS).absolute() / f"{_PREFIX}{node_id}"
+
+
+def sweep(settings: Settings) -> None:
+    """Remove what dead nodelets have left there."""
+    arena.sweep(folder_of(settings, "").parent, f"{_PREFIX}*")

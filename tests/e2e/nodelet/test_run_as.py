@@ -70,14 +70,17 @@ def token(place: Place, name: str, run_as: str, **more: Any) -> str:
 
 
 def drive(
-    place: Place, program: str, run_as: str, *, name: str = "", **more: str
+    place: Place, program: str, run_as: str, *, name: str = "", uid: int = 0, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a driver of root's with the token of a user whose jobs run as another."""
+    """Run a driver of root's, or of ``uid``, with the token of a user whose jobs run as another."""
     secret = token(place, name or run_as, run_as)
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         env=environment(place.cluster, STOKER_TOKEN=secret, **more),
         cwd=place.folder,
+        user=uid,
+        group=uid,
+        extra_groups=(),
         capture_output=True,
         text=True,
         timeout=WAIT_S,
@@ -191,8 +194,12 @@ DATA = """
 """
 
 
-def test_large_values_go_between_roots_driver_and_the_users_workers(place: Place) -> None:
-    done = drive(place, DATA, place.alice.pw_name)
+@pytest.mark.parametrize("of_root", [True, False])
+def test_large_values_go_between_a_driver_and_the_users_workers(
+    place: Place, of_root: bool
+) -> None:
+    """The driver is root's, or the user's own on this machine."""
+    done = drive(place, DATA, place.alice.pw_name, uid=0 if of_root else place.alice.pw_uid)
     assert told(done) == [True, [700_000.0] * 4, 1_399_998.0, True, True, 700_000.0, 3]
 
 
