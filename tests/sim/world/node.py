@@ -136,6 +136,9 @@ class Worker:
 
     # Life
 
+    def cannot_start(self, _: WorkerExit) -> bool:
+        return False
+
     def begin(self) -> None:
         """Run: register, or be a driver."""
         launch = self.launch
