@@ -110,8 +110,7 @@ def test_a_nodelet_does_not_start_with_a_user_whom_it_does_not_know(machine: Mac
 
 OWN = """
     import json, os, sys
-    from stoker.local import certificates
-from stoker.jobs import JobSubmissionClient
+    from stoker.jobs import JobSubmissionClient
     from stoker.launch import start_local
     from stoker.runtime.net.http import HttpClient
     from stoker_wire.messages.control import CreateToken, Token
