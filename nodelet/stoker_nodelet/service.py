@@ -26,9 +26,11 @@ from stoker_nodelet.devices import limits
 from stoker_nodelet.devices.discovery import find_gpus
 from stoker_nodelet.devices.memory import limited_cgroups, node_memory
 from stoker_nodelet.devices.monitor import GpuMonitor
+from stoker_nodelet.environments import user_folders
 from stoker_nodelet.environments.environments import Environments
 from stoker_nodelet.environments.job_folders import JobFolders
 from stoker_nodelet.environments.retention import EnvironmentRetention
+from stoker_nodelet.environments.user_folders import Folders, UserFolders
 from stoker_nodelet.identity import Endpoint, Identity
 from stoker_nodelet.kernels.cache import KernelCache, open_cache
 from stoker_nodelet.kernels.compiler import KernelCompiler
@@ -45,6 +47,7 @@ from stoker_nodelet.telemetry.memory_monitor import MemoryMonitor
 from stoker_nodelet.telemetry.task_spool import TaskSpool
 from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
 from stoker_nodelet.transfer import Transfer
+from stoker_nodelet.unix_users import UnixUser, UnixUsers, check_default
 from stoker_nodelet.workers.deadlines import Deadlines
 from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
 from stoker_nodelet.workers.token_renewals import TokenRenewals
@@ -148,10 +151,13 @@ class Nodelet:
             ("deadlines", parts.deadlines.run()),
             ("tokens", parts.renewals.run()),
             ("ticks", _tick(workers, parts.log_retention)),
-            ("folders", workers.sweep_folders()),
+            (
+                "folders",
+                workers.users.sweep_jobs(workers.jobs_here, workers.driver_reports.has_ended),
+            ),
             (
                 "environments",
-                workers.environments.sweep(workers.state.env_keys, workers.forks.forget),
+                workers.users.sweep_environments(workers.state.env_keys, workers.forks.forget),
             ),
         ):
             parts.background.spawn(work, name=name)
@@ -183,6 +189,7 @@ class Nodelet:
         await parts.gcs.close()
         parts.evictor.arena.close()
         arena.remove_owned(self.identity.arena_dir)
+        parts.workers.users.remove()
         if self.identity.socket_dir.parent == arena.SOCKETS:
             arena.remove_owned(self.identity.socket_dir)
 
@@ -215,6 +222,8 @@ async def serve(
     """
     node_id = node_id or new_id(Prefix.NODE)
     end = end or _stay
+    check_default(settings.run_as, node_id)
+    user_folders.sweep(settings)
     session_dir, socket_dir = _make_folders(session_dir, node_id)
     kernel_cache = open_cache(settings, session_dir)
     if forkserver is None:
@@ -278,7 +287,8 @@ def _build_parts(
             worker_idle_s=settings.worker_idle_s,
             prepared_ttl_s=PREPARED_TTL_S,
             gpu_free_s=settings.gpu_free_timeout_s,
-            warm_workers=settings.prestart_workers,
+            # One that is to be another user is not forked ahead of need.
+            warm_workers=settings.prestart_workers if os.geteuid() or not settings.run_as else 0,
         )
     )
     if gpu_library is not None:
@@ -287,17 +297,11 @@ def _build_parts(
     evictor = _build_evictor(settings, identity, state, exits)
     spool = _build_spool(identity, gcs)
     logs = Logs(node_id)
-    folders = JobFolders(
-        identity.session_dir / "jobs",
-        settings.job_dir_keep_s,
-        Path(settings.job_output_root).absolute() if settings.job_output_root else None,
-    )
     workers = Workers(
         identity=identity,
         state=state,
         target=target,
-        environments=_build_environments(settings, identity, gcs, background, folders),
-        folders=folders,
+        users=_build_user_folders(settings, identity, gcs, background),
         kernels=KernelCompiler(
             cache=kernel_cache,
             tables=TuningTables(gcs, kernel_cache),
@@ -404,17 +408,28 @@ def _build_spool(identity: Identity, gcs: Client) -> TaskSpool:
     return TaskSpool(identity.session_dir, identity.node_id, forward, knows_node)
 
 
-def _build_environments(
-    settings: Settings, identity: Identity, gcs: Client, background: Background, folders: JobFolders
-) -> Environments:
+def _build_user_folders(
+    settings: Settings, identity: Identity, gcs: Client, background: Background
+) -> UserFolders:
     async def download(package: str) -> bytes:
         return await gcs.call("GET", f"/v1/packages/{package}", raw=True, timeout_s=_DOWNLOAD_S)
 
-    root = identity.session_dir / "runtime_env"
-    retention = EnvironmentRetention(
-        root, settings.keep_environments_s, settings.environments_max_bytes
+    def make(jobs: Path, root: Path, user: UnixUser | None = None) -> Folders:
+        shared = Path(settings.job_output_root).absolute() if settings.job_output_root else None
+        folders = JobFolders(jobs, settings.job_dir_keep_s, shared, user)
+        limits = settings.keep_environments_s, settings.environments_max_bytes
+        retention = EnvironmentRetention(root, *limits)
+        environments = Environments(
+            root, download, background, folders, retention, settings.package_max_bytes, user
+        )
+        return Folders(folders, environments)
+
+    return UserFolders(
+        user_folders.folder_of(settings, identity.node_id),
+        UnixUsers(identity.node_id, settings.run_as),
+        make(identity.session_dir / "jobs", identity.session_dir / "runtime_env"),
+        make,
     )
-    return Environments(root, download, background, folders, retention, settings.package_max_bytes)
 
 
 def _build_membership(parts: Parts, registration: RegisterNode) -> Membership:

@@ -328,6 +328,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="where objects go from a full shared memory; unset: the session's")
     ] = ""
 
+    run_as: Annotated[
+        str, Meta(description="Unix user of jobs whose token names none, where the nodelet is root")
+    ] = ""
+    run_as_dir: Annotated[str, Meta(description="folder of those users' jobs; unset: /tmp")] = ""
     job_dir_keep_s: Annotated[
         float,
         Meta(

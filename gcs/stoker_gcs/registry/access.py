@@ -110,6 +110,7 @@ class Access:
                 actor_id=principal.actor_id,
                 origin_job_id=job_id,
                 namespaces=(namespace or job.namespace, *job.namespaces),
+                run_as=job.run_as,
             )
             if len(self._resolved) >= _MAX_RESOLVED:
                 self._resolved.clear()
@@ -247,7 +248,13 @@ class Access:
     def submitter(self, principal: Principal) -> Submitter:
         """Return who submits a job by a request."""
         namespaces = (ANY_NAMESPACE,) if principal.owns_all else principal.namespaces
-        return Submitter(principal.name, namespaces, principal.token_id, principal.origin_job_id)
+        return Submitter(
+            principal.name,
+            namespaces,
+            principal.token_id,
+            principal.origin_job_id,
+            principal.run_as,
+        )
 
     # -- what it sees ---------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from stoker_nodelet.unix_users import UnixUser
 from stoker_nodelet.workers.forkserver import HEAD, ForkServerHandle, start_forkserver
 from stoker_wire.errors import RuntimeEnvSetupError, UnavailableError
 from stoker_wire.process import process_tree
@@ -28,7 +29,11 @@ _FORK_S = 60.0  # covers the import of the target and of the preloaded modules
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """One child: a worker (``boot`` is a packed WorkerBoot) or a program (``argv``)."""
+    """One child: a worker (``boot`` is a packed WorkerBoot) or a program (``argv``).
+
+    With ``user`` it becomes that user's, in an interpreter of its own: ``python``, with ``preload``, which
+    takes over the socket at ``socket_path``.
+    """
 
     worker_id: str
     log_path: str
@@ -37,6 +42,10 @@ class ForkRequest:
     sys_path: tuple[str, ...] = ()
     boot: bytes = b""
     argv: tuple[str, ...] = ()
+    user: UnixUser | None = None
+    python: str = ""
+    preload: tuple[str, ...] = ()
+    socket_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)

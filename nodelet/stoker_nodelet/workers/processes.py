@@ -28,8 +28,10 @@ from stoker_nodelet.core.events import (
     WorkerKillRequested,
 )
 from stoker_nodelet.devices import limits
+from stoker_nodelet.environments.user_folders import UserFolders
 from stoker_nodelet.identity import Identity
 from stoker_nodelet.telemetry.logs import LogFile, Logs
+from stoker_nodelet.workers.exec_worker import CANNOT_START
 from stoker_nodelet.workers.fork_client import ForkServer, ForkServerPool
 from stoker_nodelet.workers.launch_spec import LaunchSpec, driver_fork, worker_fork
 from stoker_wire.data.output_marks import KEY_BYTES
@@ -49,6 +51,7 @@ from stoker_wire.process.call_deadline import CallDeadline, cell_path, read_dead
 
 if TYPE_CHECKING:
     from stoker_nodelet.core.commands import NotifyWorker
+    from stoker_wire.messages.cluster import WorkerExit
 
 _ASSIGN_S = 10.0
 _RETIRE_S = 5.0
@@ -85,12 +88,18 @@ class Process:
     gpus_free: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it holds no GPU any longer: it has exited, or stays without them."""
 
+    def cannot_start(self, worker_exit: WorkerExit) -> bool:
+        """Return whether a worker with an interpreter of its own says that no other would start."""
+        alone = self.launch is not None and self.launch.environment.user is not None
+        return alone and worker_exit.exit_code == CANNOT_START
+
 
 @dataclass(slots=True)
 class Processes:
     """The living processes of this node, by worker id; ``launches`` has one entry per lease held."""
 
     identity: Identity
+    users: UserFolders
     state: State
     forks: ForkServerPool
     logs: Logs
@@ -105,26 +114,32 @@ class Processes:
         mark_key = b""  # a driver marks nothing
         own_token = identity.tokens.worker(worker_id)
         try:
+            environment = launch.environment if launch is not None else None
+            user = environment.user if environment is not None else None
+            token_file, socket_path = None, None
             if launch is not None and launch.spec.driver is not None:
-                request = driver_fork(identity, worker_id, launch)
-                socket_path = None
+                token_file = identity.token_file(worker_id)
+                if user is not None:
+                    token_file = self.users.token_file(user, worker_id)
+                request = driver_fork(identity, worker_id, launch, token_file=token_file)
             else:
                 mark_key = os.urandom(KEY_BYTES)
                 request = worker_fork(
                     identity, worker_id, launch, token=own_token, mark_key=mark_key
                 )
                 socket_path = identity.socket_path(worker_id)
-            environment = launch.environment if launch else None
+            if user is not None:
+                environment = None  # no code of another user's runs in a fork server
             server = self.forks.get(
                 environment.python if environment else identity.python,
                 environment.preload if environment else (),
             )
             log_path = Path(request.log_path)
             process = Process(server, log_path, socket_path, launch, own_token)
-            if socket_path is None and launch is not None:
+            if token_file is not None and launch is not None:
                 process.served, process.job_token = launch, launch.token(identity)
-                process.token_file = identity.token_file(worker_id)
-                write_private(process.token_file, f"{process.job_token}\n")
+                process.token_file = token_file
+                write_private(token_file, f"{process.job_token}\n")
             self.living[worker_id] = process
             self._add_log(worker_id, log_path, launch, mark_key)
             pid = await server.fork(request)

@@ -47,6 +47,7 @@ from stoker_wire.messages.common import (
     Strategy,
     Text,
     Time,
+    UnixUser,
     stated,
 )
 
@@ -352,6 +353,8 @@ class WorkerSpec(Message):
     capture_child_tasks: bool = False
     acts_for: str = ""
     """The detached actor whose token its process gets: the one that asked for it, or whose tasks did."""
+    run_as: UnixUser = ""
+    """The Unix user that its process is to be, as the scheduler has it from the job; none: the nodelet's."""
 
 
 class LeaseRequest(Message):
@@ -371,6 +374,8 @@ class LeaseRequest(Message):
     task_ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=1000)] = ()
     acts_for: str = ""
     """The detached actor that the caller's token is of, as the scheduler has seen."""
+    run_as: UnixUser = ""
+    """The Unix user of the workers; whatever a caller says, the scheduler puts that of the job."""
     owner_node_id: str = ""
     """The node whose end is the owner's; none for a driver, which ends with its job."""
 
