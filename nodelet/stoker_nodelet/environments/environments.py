@@ -85,6 +85,8 @@ class Environments:
     folders: JobFolders
     retention: EnvironmentRetention
     max_unpacked_bytes: int = 2 << 30
+    prefix: tuple[str, ...] = ()
+    """What the commands begin with that build a venv, which runs code of packages."""
     _builds: dict[Path, asyncio.Task[None]] = field(default_factory=dict)
     _folders_of: dict[str, frozenset[Path]] = field(default_factory=dict)
     """Packages and venvs, by the key of the environment that workers have of them."""
@@ -175,7 +177,7 @@ class Environments:
     async def _venv(self, requirements: tuple[str, ...]) -> Path:
         text = "\n".join(requirements) + f"\n{sys.version}\n{sys.prefix}"
         path = self.root / "venvs" / hashlib.sha256(text.encode()).hexdigest()[:16]
-        await self._build_once(path, lambda: _make_venv(path, requirements))
+        await self._build_once(path, lambda: _make_venv(path, requirements, self.prefix))
         return path / "bin" / "python"
 
     async def _build_once(self, path: Path, build: Callable[[], Awaitable[None]]) -> None:
@@ -291,7 +293,7 @@ def _too_many(package: str, count: str) -> RuntimeEnvSetupError:
     )
 
 
-async def _make_venv(path: Path, requirements: tuple[str, ...]) -> None:
+async def _make_venv(path: Path, requirements: tuple[str, ...], prefix: tuple[str, ...]) -> None:
     """Make a venv that sees our own packages behind its own, and install ``requirements``."""
     partial = path.with_name(f"{path.name}.partial")
     await asyncio.to_thread(shutil.rmtree, partial, True)
@@ -301,7 +303,7 @@ async def _make_venv(path: Path, requirements: tuple[str, ...]) -> None:
     lines = "".join(f"import site; site.addsitedir({entry!r})\n" for entry in ours)
     site = next((partial / "lib").glob("python*/site-packages"))
     (site / "_stoker_parent.pth").write_text(lines)
-    command = [sys.executable, "-m", "pip", "--python", python, "install"]
+    command = [*prefix, sys.executable, "-m", "pip", "--python", python, "install"]
     command += ["--disable-pip-version-check", "--no-input", *requirements]
     try:
         await _run(command, "pip install " + " ".join(requirements))

@@ -28,7 +28,10 @@ _FORK_S = 60.0  # covers the import of the target and of the preloaded modules
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """One child: a worker (``boot`` is a packed WorkerBoot) or a program (``argv``)."""
+    """One child: a worker (``boot`` is a packed WorkerBoot) or a program (``argv``).
+
+    ``cgroup`` is the folder of the cgroup that it enters first.
+    """
 
     worker_id: str
     log_path: str
@@ -37,6 +40,7 @@ class ForkRequest:
     sys_path: tuple[str, ...] = ()
     boot: bytes = b""
     argv: tuple[str, ...] = ()
+    cgroup: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +198,8 @@ def _fields(request: ForkRequest) -> dict[str, Any]:
 class ForkServerPool:
     """The fork servers of this node, by python executable and preloaded modules.
 
-    ``cleanup_paths`` are the folders that they remove if this process is killed.
+    ``cleanup_paths`` are the folders that they remove if this process is killed, ``prefix`` is what their
+    command begins with.
     """
 
     target: str
@@ -202,6 +207,7 @@ class ForkServerPool:
     on_exit: OnExit
     background: Background
     cleanup_paths: tuple[Path, ...] = ()
+    prefix: tuple[str, ...] = ()
     _servers: dict[tuple[str, tuple[str, ...]], ForkServer] = field(default_factory=dict)
 
     def attach(self, handle: ForkServerHandle) -> None:
@@ -215,7 +221,11 @@ class ForkServerPool:
         if server is None or server.lost:
             log_path = self.log_dir / f"forkserver-{len(self._servers)}.log"
             handle = start_forkserver(
-                target=self.target, preload=preload, python=python, log_path=log_path
+                target=self.target,
+                preload=preload,
+                python=python,
+                log_path=log_path,
+                prefix=self.prefix,
             )
             server = self._add(key, handle)
         return server

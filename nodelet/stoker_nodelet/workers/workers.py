@@ -55,6 +55,7 @@ from stoker_nodelet.core.events import (
     WorkerSpent,
 )
 from stoker_nodelet.devices import limits
+from stoker_nodelet.devices.isolation import Isolation
 from stoker_nodelet.devices.signals import GpuSignals
 from stoker_nodelet.environments.environments import Environments
 from stoker_nodelet.environments.job_folders import JobFolders
@@ -67,12 +68,7 @@ from stoker_nodelet.telemetry.logs import Logs
 from stoker_nodelet.workers.fork_client import ForkExit, ForkServerPool
 from stoker_nodelet.workers.launch_spec import LaunchSpec
 from stoker_nodelet.workers.processes import Process, Processes
-from stoker_wire.errors import (
-    ConflictError,
-    NotFoundError,
-    StokerError,
-    error_for,
-)
+from stoker_wire.errors import ConflictError, NotFoundError, StokerError, error_for
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import (
     HeldLease,
@@ -125,6 +121,7 @@ class Workers:
     objects: ObjectIndex
     driver_reports: DriverReports
     background: Background
+    isolation: InitVar[Isolation | None] = None
     forks: ForkServerPool = field(init=False)
     processes: Processes = field(init=False)
     member: asyncio.Event = field(default_factory=asyncio.Event)
@@ -139,7 +136,7 @@ class Workers:
     """The last attempt that was ended here, by job."""
     _oom_kills: int = field(default_factory=limits.oom_kills)
 
-    def __post_init__(self, target: str) -> None:
+    def __post_init__(self, target: str, isolation: Isolation | None) -> None:
         identity = self.identity
         self.forks = ForkServerPool(
             target,
@@ -147,9 +144,10 @@ class Workers:
             self.on_exit,
             self.background,
             (identity.arena_dir, identity.socket_dir),
+            isolation.without_gpus if isolation is not None else (),
         )
         self.processes = Processes(
-            identity, self.state, self.forks, self.logs, self.background, self.dispatch
+            identity, self.state, self.forks, self.logs, self.background, self.dispatch, isolation
         )
 
     # Requests
