@@ -146,18 +146,22 @@ def _instructions(denied: frozenset[Number]) -> bytes:
     others are the numbers. R0 takes the answer.
     """
     context, kind, major, minor, answer = 1, 2, 3, 4, 0
-    tests = len(denied)
-    parts: list[tuple[int, int, int, int]] = [
+    allow, deny = ([(_SET, answer, 0, value), (_EXIT, 0, 0, 0)] for value in (1, 0))
+    tests: list[tuple[int, int, int, int]] = []
+    for device in sorted(
+        denied, reverse=True
+    ):  # from the last on: each has to jump over those behind it
+        to_denial = len(tests) + len(allow)
+        tests[:0] = [(_IF_NOT, major, 1, device[0]), (_IF_EQUAL, minor, to_denial, device[1])]
+    question = [
         (_LOAD, kind | context << 4, 0, 0),
         (_AND, kind, 0, 0xFFFF),
         (_LOAD, major | context << 4, 4, 0),
         (_LOAD, minor | context << 4, 8, 0),
-        (_IF_NOT, kind, 2 * tests, _CHARACTER_DEVICE),
+        (_IF_NOT, kind, len(tests), _CHARACTER_DEVICE),
     ]
-    for index, (one_major, one_minor) in enumerate(sorted(denied)):
-        to_denial = 2 * (tests - index - 1) + 2
-        parts += [(_IF_NOT, major, 1, one_major), (_IF_EQUAL, minor, to_denial, one_minor)]
-    parts += [(_SET, answer, 0, 1), (_EXIT, 0, 0, 0), (_SET, answer, 0, 0), (_EXIT, 0, 0, 0)]
+    # Without tests nothing would lead to a denial, and the kernel refuses what nothing leads to.
+    parts = [*question, *tests, *allow, *deny] if tests else allow
     return b"".join(_instruction.pack(*one) for one in parts)
 
 

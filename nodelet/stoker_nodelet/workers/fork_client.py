@@ -209,6 +209,7 @@ class ForkServerPool:
     cleanup_paths: tuple[Path, ...] = ()
     prefix: tuple[str, ...] = ()
     _servers: dict[tuple[str, tuple[str, ...]], ForkServer] = field(default_factory=dict)
+    _stopped: bool = False
 
     def attach(self, handle: ForkServerHandle) -> None:
         """Take over a fork server that was started before the nodelet."""
@@ -216,6 +217,8 @@ class ForkServerPool:
 
     def get(self, python: str, preload: tuple[str, ...]) -> ForkServer:
         """Return the fork server for these, starting one if there is none alive."""
+        if self._stopped:
+            raise UnavailableError("this node stops: nothing is forked any more")
         key = (python, preload)
         server = self._servers.get(key)
         if server is None or server.lost:
@@ -236,7 +239,8 @@ class ForkServerPool:
             self.background.spawn(self._servers.pop(key).stop(), name="forkserver-stop")
 
     async def stop(self) -> None:
-        """Stop all of them, and with them every worker."""
+        """Stop all of them, and with them every worker; no other is started."""
+        self._stopped = True
         async with asyncio.TaskGroup() as group:
             for server in self._servers.values():
                 group.create_task(server.stop())

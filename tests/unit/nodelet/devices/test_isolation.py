@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stoker_nodelet.devices import isolation as isolation_module
-from stoker_nodelet.devices.device_cgroups import DevicePrograms, DevicesController
+from stoker_nodelet.devices.device_cgroups import DevicePrograms, DevicesController, number_of
 from stoker_nodelet.devices.inventory import Inventory
 from stoker_nodelet.devices.isolation import Isolation, find_isolation
 from stoker_wire.errors import BadRequestError, UnavailableError
@@ -87,6 +87,15 @@ def test_a_worker_opens_the_gpus_of_its_lease_and_no_others(isolation: Isolation
     isolation.remove("w_2")
     isolation.remove("w_2")
     assert not (isolation.root / "w_2").exists()
+
+
+def test_a_lease_of_all_gpus_opens_all(isolation: Isolation) -> None:
+    isolation.guarded = isolation.guarded - {number_of(PATHS[2])}
+    group = isolation.add("w_1", (0, 1))
+    assert opened(group, *PATHS) == [0, 0, 0]
+    isolation.grant("w_1", (0,))
+    isolation.grant("w_1", (0, 1))
+    assert opened(group, *PATHS) == [0, 0, 0]
 
 
 def test_nothing_is_done_for_a_lease_of_the_same_gpus(
