@@ -17,13 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from stoker_wire.errors import BadRequestError, UnknownOptionError
-from stoker_wire.process.setting_values import (
-    SettingInfo,
-    converted,
-    masked,
-    meaning_of,
-    parsed,
-)
+from stoker_wire.process.setting_values import SettingInfo, converted, masked, meaning_of, parsed
 from stoker_wire.suggestions import nearest, suggestion
 
 PREFIX = "STOKER_"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -175,3 +177,36 @@ def test_a_worker_that_has_ended_leaves_no_cgroup(cluster: LocalCluster) -> None
     assert len(paths) == 1, told.stdout + told.stderr
     (found,) = list(Path("/sys/fs/cgroup").glob(f"**{paths[0]}")) or [Path("/none")]
     until(lambda: not found.exists(), WAIT_S, "the cgroup of a worker is gone")
+
+
+def test_a_node_that_must_isolate_gpus_and_cannot_does_not_start(tmp_path: Path) -> None:
+    path = tmp_path / "gpus.json"
+    path.write_text(json.dumps({"devices": [{"device_node": "/dev/none/0"}]}))
+    asked = {"STOKER_FAKE_GPU_FILE": str(path), "STOKER_TOKEN": "a-token-for-tests"}
+    command = [sys.executable, "-m", "stoker_nodelet", "--gcs-url", "http://127.0.0.1:9"]
+    refused = subprocess.run(
+        [*command, "--session-dir", str(tmp_path / "session")],
+        env={**os.environ, **asked, "STOKER_GPU_ISOLATION": "required"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert refused.returncode != 0
+    assert "STOKER_GPU_ISOLATION=required: workers cannot be kept off" in refused.stderr
+    assert "No such file or directory (/dev/none/0)" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_one_that_may_go_without_says_why_it_does(tmp_path: Path) -> None:
+    path = tmp_path / "gpus.json"
+    path.write_text(json.dumps({"devices": [{"device_node": "/dev/none/0"}]}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_FAKE_GPU_FILE", str(path))
+        patch.setenv("STOKER_GPU_ISOLATION", "auto")
+        with head(tmp_path, num_cpus=1, num_gpus=None) as made:
+            told = cli(made, "status")
+            (node,) = http(made).call("GET", "/v1/nodes", reply=Page[Node]).items
+    assert node.gpu_isolation == "" and "(/dev/none/0)" in node.gpu_isolation_error
+    said = " ".join(told.stdout.split())
+    assert "GPUs are not enforced" in said and "(/dev/none/0)" in said
