@@ -24,6 +24,7 @@ from stoker_nodelet.core.memory import Watermarks
 from stoker_nodelet.core.state import GpuEntry
 from stoker_nodelet.devices import limits
 from stoker_nodelet.devices.discovery import find_gpus
+from stoker_nodelet.devices.isolation import Isolation, IsolationVerdict, find_isolation
 from stoker_nodelet.devices.memory import limited_cgroups, node_memory
 from stoker_nodelet.devices.monitor import GpuMonitor
 from stoker_nodelet.environments import user_folders
@@ -78,6 +79,8 @@ _REPORT_S = 5.0
 _DOWNLOAD_S = 120.0
 _ARENA_SHARE = 0.3
 _ANSWER_S = 0.1
+_CGROUP_TRIES = 50
+_CGROUP_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,7 @@ class Nodelet:
         await parts.service.stop(grace_s=0.5)
         await parts.transfer.close()
         await parts.gcs.close()
+        await _remove_cgroups(parts.workers.processes.isolation)
         parts.evictor.arena.close()
         arena.remove_owned(self.identity.arena_dir)
         parts.workers.users.remove()
@@ -233,6 +237,7 @@ async def serve(
     arena_dir = _make_arena_folder(session_dir, node_id)
     offer = Offer(num_cpus, num_gpus, memory, resources, labels)
     gpus, gpu_library = find_gpus(settings, num_gpus)
+    verdict = find_isolation(settings.gpu_isolation, gpus, node_id)
     service = Service("nodelet", settings, token=token)
     identity = Identity(
         node_id=node_id,
@@ -246,21 +251,35 @@ async def serve(
         arena_dir=arena_dir,
         socket_dir=socket_dir,
         fake_gpus=any(device.fake for device in gpus.devices),
-        gpu_slices={one.index: one.uuid for one in gpus.devices if one.mig_profile},
+        gpu_uuids={
+            one.index: one.uuid
+            for one in gpus.devices
+            if one.mig_profile or (verdict.isolation is not None and one.index in gpus.nodes)
+        },
         triton_dir=str(kernel_cache.triton_dir),
     )
     parts = _build_parts(
-        settings, identity, service, forkserver.target, gpus, gpu_library, kernel_cache, end
+        settings,
+        identity,
+        service,
+        forkserver.target,
+        gpus,
+        gpu_library,
+        verdict.isolation,
+        kernel_cache,
+        end,
     )
     try:
         await service.start(host, port, identity.unix)
     except BaseException:
         forkserver.sock.close()
         arena.remove_owned(arena_dir)
+        if verdict.isolation is not None:
+            verdict.isolation.close()
         raise
     identity.endpoint.listens_at(service.url)
     nodelet = Nodelet(
-        parts, _build_membership(parts, _registration(identity, settings, offer, gpus))
+        parts, _build_membership(parts, _registration(identity, settings, offer, gpus, verdict))
     )
     nodelet.begin(forkserver)
     return nodelet
@@ -273,6 +292,7 @@ def _build_parts(
     target: str,
     gpus: Inventory,
     gpu_library: GpuLibrary | None,
+    isolation: Isolation | None,
     kernel_cache: KernelCache,
     end: Callable[[], None],
 ) -> Parts:
@@ -301,7 +321,7 @@ def _build_parts(
         identity=identity,
         state=state,
         target=target,
-        users=_build_user_folders(settings, identity, gcs, background),
+        users=_build_user_folders(settings, identity, gcs, background, isolation),
         kernels=KernelCompiler(
             cache=kernel_cache,
             tables=TuningTables(gcs, kernel_cache),
@@ -315,6 +335,7 @@ def _build_parts(
         objects=evictor.objects,
         driver_reports=DriverReports(gcs, background),
         background=background,
+        isolation=isolation,
     )
     evictor.objects.has_ended = workers.has_ended
     object_transfer = Transfer(
@@ -409,8 +430,14 @@ def _build_spool(identity: Identity, gcs: Client) -> TaskSpool:
 
 
 def _build_user_folders(
-    settings: Settings, identity: Identity, gcs: Client, background: Background
+    settings: Settings,
+    identity: Identity,
+    gcs: Client,
+    background: Background,
+    isolation: Isolation | None,
 ) -> UserFolders:
+    prefix = isolation.without_gpus if isolation is not None else ()
+
     async def download(package: str) -> bytes:
         return await gcs.call("GET", f"/v1/packages/{package}", raw=True, timeout_s=_DOWNLOAD_S)
 
@@ -420,7 +447,14 @@ def _build_user_folders(
         limits = settings.keep_environments_s, settings.environments_max_bytes
         retention = EnvironmentRetention(root, *limits)
         environments = Environments(
-            root, download, background, folders, retention, settings.package_max_bytes, user
+            root,
+            download,
+            background,
+            folders,
+            retention,
+            settings.package_max_bytes,
+            user,
+            prefix,
         )
         return Folders(folders, environments)
 
@@ -447,6 +481,14 @@ def _build_membership(parts: Parts, registration: RegisterNode) -> Membership:
         on_member,
         watermarks=parts.memory_monitor.watermarks,
     )
+
+
+async def _remove_cgroups(isolation: Isolation | None) -> None:
+    """Remove the cgroups of workers that have ended, of which the kernel may need a moment to let go."""
+    for _ in range(_CGROUP_TRIES):
+        if isolation is None or isolation.close():
+            return
+        await asyncio.sleep(_CGROUP_PAUSE_S)
 
 
 async def _tick(workers: Workers, retention: LogRetention) -> None:
@@ -480,7 +522,11 @@ def _make_arena_folder(session_dir: Path, node_id: str) -> Path:
 
 
 def _registration(
-    identity: Identity, settings: Settings, offer: Offer, gpus: Inventory
+    identity: Identity,
+    settings: Settings,
+    offer: Offer,
+    gpus: Inventory,
+    verdict: IsolationVerdict,
 ) -> RegisterNode:
     """Return the message by which the node introduces itself; it must listen by now."""
     return RegisterNode(
@@ -495,6 +541,8 @@ def _registration(
         driver_version=gpus.driver_version,
         cuda_version=gpus.cuda_version,
         gpu_error=gpus.error,
+        gpu_isolation=verdict.isolation.name if verdict.isolation is not None else "",
+        gpu_isolation_error=verdict.reason,
         labels={**gpus.labels, **settings.labels, **(offer.labels or {})},
         taints=_taints(settings.taints),
         version=VERSION,

@@ -17,13 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from stoker_wire.errors import BadRequestError, UnknownOptionError
-from stoker_wire.process.setting_values import (
-    SettingInfo,
-    converted,
-    masked,
-    meaning_of,
-    parsed,
-)
+from stoker_wire.process.setting_values import SettingInfo, converted, masked, meaning_of, parsed
 from stoker_wire.suggestions import nearest, suggestion
 
 PREFIX = "STOKER_"
@@ -295,6 +289,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     fake_gpu_file: Annotated[
         str, Meta(description="JSON file of GPUs that this node pretends to have (docs/gpus.md)")
     ] = ""
+    gpu_isolation: Annotated[
+        str,
+        Meta(
+            description="have the kernel keep workers off GPUs that are not of their lease: auto (where it "
+            "can), required (else the node does not start), or off (docs/gpus.md)"
+        ),
+    ] = "auto"
     gpu_free_timeout_s: Annotated[
         float,
         Meta(ge=0, description="how long the memory of a released GPU may take to be free"),
@@ -563,6 +564,7 @@ def _hints() -> dict[str, Any]:
 
 
 _WORDS = {
+    "gpu_isolation": ("auto", "required", "off"),
     "log_level": ("debug", "info", "warning", "error", "critical"),
     "log_format": ("auto", "json", "text"),
     "tls": ("off", "server", "mutual"),

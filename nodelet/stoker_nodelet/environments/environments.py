@@ -102,6 +102,8 @@ class Environments:
     retention: EnvironmentRetention
     max_unpacked_bytes: int = 2 << 30
     user: UnixUser | None = None
+    prefix: tuple[str, ...] = ()
+    """What the commands begin with that build a venv, which runs code of packages."""
     _builds: dict[Path, asyncio.Task[None]] = field(default_factory=dict)
     _folders_of: dict[str, frozenset[Path]] = field(default_factory=dict)
     """Packages and venvs, by the key of the environment that workers have of them."""
@@ -197,7 +199,7 @@ class Environments:
     async def _venv(self, requirements: tuple[str, ...]) -> Path:
         text = "\n".join(requirements) + f"\n{sys.version}\n{sys.prefix}"
         path = self.root / "venvs" / hashlib.sha256(text.encode()).hexdigest()[:16]
-        await self._build_once(path, lambda: _make_venv(path, requirements, self.user))
+        await self._build_once(path, lambda: _make_venv(path, requirements, self.prefix, self.user))
         return path / "bin" / "python"
 
     async def _build_once(self, path: Path, build: Callable[[], Awaitable[None]]) -> None:
@@ -314,7 +316,10 @@ def _too_many(package: str, count: str) -> RuntimeEnvSetupError:
 
 
 async def _make_venv(
-    path: Path, requirements: tuple[str, ...], user: UnixUser | None = None
+    path: Path,
+    requirements: tuple[str, ...],
+    prefix: tuple[str, ...] = (),
+    user: UnixUser | None = None,
 ) -> None:
     """Make a venv that sees our own packages behind its own, and install ``requirements``."""
     partial = path.with_name(f"{path.name}.partial")
@@ -333,7 +338,7 @@ async def _make_venv(
     command = [sys.executable, "-m", "pip", "--python", python, "install"]
     command += ["--disable-pip-version-check", "--no-input", *requirements]
     try:
-        await _run(command, "pip install " + " ".join(requirements), user)
+        await _run(command, "pip install " + " ".join(requirements), user, prefix)
     except RuntimeEnvSetupError:
         await asyncio.to_thread(shutil.rmtree, partial, True)
         raise
@@ -341,12 +346,15 @@ async def _make_venv(
     partial.rename(path)
 
 
-async def _run(command: list[str], what: str, user: UnixUser | None = None) -> None:
+async def _run(
+    command: list[str], what: str, user: UnixUser | None = None, prefix: tuple[str, ...] = ()
+) -> None:
     options: dict[str, Any] = {}
     if user is not None:
         command = user.command(command)
         options = {"env": user.environ(), "cwd": "/"}
     process = await asyncio.create_subprocess_exec(
+        *prefix,
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

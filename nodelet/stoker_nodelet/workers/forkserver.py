@@ -102,16 +102,18 @@ def start_forkserver(
     python: str | None = None,
     env: Mapping[str, str] | None = None,
     log_path: Path | None = None,
+    prefix: Sequence[str] = (),
 ) -> ForkServerHandle:
     """Start a fork server and return at once; it imports ``target`` while the caller goes on.
 
     ``target`` is ``module:function`` and is called with a ``WorkerBoot`` in each forked child. A
     function ``prepare`` of that module is called once, before the first fork. ``preload`` are
-    further modules to import. ``env`` is added to this process's environment.
+    further modules to import. ``env`` is added to this process's environment, ``prefix`` is put before the
+    command.
     """
     executable = python or sys.executable
     ours, theirs = socket.socketpair()
-    command = [executable, "-P", "-m", "stoker_nodelet.workers.forkserver"]
+    command = [*prefix, executable, "-P", "-m", "stoker_nodelet.workers.forkserver"]
     owner = Owner.current()
     command += ["--owner", str(owner.pid), str(owner.started)]
     command += ["--fd", str(theirs.fileno()), "--target", target]
@@ -492,7 +494,7 @@ def _offer_to_oom_killer() -> None:
 
 
 def _apply_request(request: dict[str, Any], parent: int) -> None:
-    """Take a session of our own, end with the fork server, open the log."""
+    """Take a session of our own, end with the fork server, open the log, enter the cgroup."""
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -511,6 +513,8 @@ def _apply_request(request: dict[str, Any], parent: int) -> None:
     os.dup2(log, 2)
     os.close(log)
     os.close(null)
+    if request["cgroup"]:
+        Path(request["cgroup"], "cgroup.procs").write_text("0")  # or nothing runs
 
 
 def _reset_interpreter(request: dict[str, Any]) -> None:

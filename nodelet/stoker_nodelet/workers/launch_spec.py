@@ -66,7 +66,7 @@ class LaunchSpec:
         cpus = self.lease.resources.get("CPU", 0.0)
         variables = {
             "STOKER_TOKEN": self.token(identity),
-            "CUDA_VISIBLE_DEVICES": visible_mask(self.lease.gpus, identity.gpu_slices),
+            "CUDA_VISIBLE_DEVICES": visible_mask(self.lease.gpus, identity.gpu_uuids),
         }
         if self.lease.gpus and not identity.fake_gpus:
             variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order that NVML counts in

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ from stoker_nodelet.core.events import (
     WorkerKillRequested,
 )
 from stoker_nodelet.devices import limits
+from stoker_nodelet.devices.isolation import Isolation
 from stoker_nodelet.environments.user_folders import UserFolders
 from stoker_nodelet.identity import Identity
 from stoker_nodelet.telemetry.logs import LogFile, Logs
@@ -105,6 +106,7 @@ class Processes:
     logs: Logs
     background: Background
     dispatch: Callable[[Event], object]
+    isolation: Isolation | None = None
     living: dict[str, Process] = field(default_factory=dict)
     launches: dict[str, LaunchSpec] = field(default_factory=dict)
 
@@ -130,6 +132,9 @@ class Processes:
                 socket_path = identity.socket_path(worker_id)
             if user is not None:
                 environment = None  # no code of another user's runs in a fork server
+            if self.isolation is not None:
+                cgroup = self.isolation.add(worker_id, launch.lease.gpus if launch else ())
+                request = replace(request, cgroup=cgroup)
             server = self.forks.get(
                 environment.python if environment else identity.python,
                 environment.preload if environment else (),
@@ -198,6 +203,8 @@ class Processes:
         if launch is not None and log is not None:
             log.job_id = launch.lease.job_id
             log.name = launch.name
+        if launch is not None and self.isolation is not None:
+            self.isolation.grant(worker.worker_id, worker.gpus)
         environment = launch.environment if launch is not None and late else None
         token = launch.token(self.identity) if launch else ""
         if launch is not None:
@@ -227,7 +234,9 @@ class Processes:
             leaves, uses_gpus = True, False
         except ConflictError as error:
             leaves = False
-            uses_gpus = bool(error.extra.get("runs")) or limits.in_use(process.pid)
+            runs = bool(error.extra.get("runs"))
+            # In this order: what it has not opened by then, it cannot open any more.
+            uses_gpus = runs or not self._revoke(worker_id) or limits.in_use(process.pid)
         except StokerError as error:
             if worker_id in self.state.workers:
                 reason = f"idle, and it does not answer: {error}"
@@ -243,6 +252,16 @@ class Processes:
         worker = self.state.workers.get(worker_id)
         if worker is not None and not worker.gpus:
             process.gpus_free.set()
+
+    def _revoke(self, worker_id: str) -> bool:
+        """Let a worker open no GPU any more, where GPUs are isolated; return whether that is so."""
+        try:
+            if self.isolation is not None:
+                self.isolation.grant(worker_id, ())
+        except StokerError as error:
+            _log.warning("%s keeps its GPUs, and is ended: %s", worker_id, error)
+            return False
+        return True
 
     def client_of(self, process: Process) -> Client:
         """Return the client of a worker's own API."""
@@ -324,6 +343,8 @@ class Processes:
     def remove(self, worker_id: str) -> None:
         """Drop a process that has exited, with its socket and its client."""
         process = self.living.pop(worker_id, None)
+        if self.isolation is not None:
+            self.isolation.remove(worker_id)
         if process is None:
             return
         process.exited.set()

@@ -56,6 +56,7 @@ from stoker_nodelet.core.events import (
     WorkerSpent,
 )
 from stoker_nodelet.devices import limits
+from stoker_nodelet.devices.isolation import Isolation
 from stoker_nodelet.devices.signals import GpuSignals
 from stoker_nodelet.environments.user_folders import UserFolders
 from stoker_nodelet.identity import NO_ADDRESS, Identity
@@ -125,6 +126,7 @@ class Workers:
     objects: ObjectIndex
     driver_reports: DriverReports
     background: Background
+    isolation: InitVar[Isolation | None] = None
     forks: ForkServerPool = field(init=False)
     processes: Processes = field(init=False)
     member: asyncio.Event = field(default_factory=asyncio.Event)
@@ -139,7 +141,7 @@ class Workers:
     """The last attempt that was ended here, by job."""
     _oom_kills: int = field(default_factory=limits.oom_kills)
 
-    def __post_init__(self, target: str) -> None:
+    def __post_init__(self, target: str, isolation: Isolation | None) -> None:
         identity = self.identity
         self.forks = ForkServerPool(
             target,
@@ -147,9 +149,17 @@ class Workers:
             self.on_exit,
             self.background,
             (identity.arena_dir, identity.socket_dir, self.users.root),
+            isolation.without_gpus if isolation is not None else (),
         )
         self.processes = Processes(
-            identity, self.users, self.state, self.forks, self.logs, self.background, self.dispatch
+            identity,
+            self.users,
+            self.state,
+            self.forks,
+            self.logs,
+            self.background,
+            self.dispatch,
+            isolation,
         )
 
     # Requests

@@ -118,6 +118,8 @@ class RegisterNode(Message):
 
     ``warm_kernels`` are the kernel sets (``stoker_wire.messages.kernels.kernel_set``) that its cache holds.
     ``gpu_error`` is why its GPUs could not be found, empty if they were or if it has none.
+    ``gpu_isolation`` is what keeps workers off GPUs not of their lease (``cgroup v1``, ``cgroup v2``);
+    where it is empty ``gpu_isolation_error`` is why, unless the node has no GPUs.
     ``last_incarnation`` is the one that it had before, which a gcs whose database was restored may not know.
     """
 
@@ -137,6 +139,8 @@ class RegisterNode(Message):
     driver_version: str = ""
     cuda_version: str = ""
     gpu_error: str = ""
+    gpu_isolation: str = ""
+    gpu_isolation_error: str = ""
     taints: Annotated[tuple[Taint, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
     conditions: Annotated[tuple[NodeCondition, ...], msgspec.Meta(max_length=16)] = ()
     last_incarnation: Count = 0
@@ -265,6 +269,8 @@ class Node(Record):
     driver_version: str = ""
     cuda_version: str = ""
     gpu_error: str = ""
+    gpu_isolation: str = ""
+    gpu_isolation_error: str = ""
     taints: tuple[Taint, ...] = ()
     cordon: Cordon | None = None
     drain: Drain | None = None
