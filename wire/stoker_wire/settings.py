@@ -291,10 +291,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     gpu_isolation: Annotated[
         str,
-        Meta(
-            description="have the kernel keep workers off GPUs that are not of their lease: auto (where it "
-            "can), required (else the node does not start), or off (docs/gpus.md)"
-        ),
+        Meta(description="have the kernel keep workers off GPUs of others: auto, required or off"),
     ] = "auto"
     gpu_free_timeout_s: Annotated[
         float,

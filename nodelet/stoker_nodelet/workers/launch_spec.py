@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stoker_nodelet.core import LeaseTerms, WorkKind
 from stoker_nodelet.devices.inventory import visible_mask
 from stoker_nodelet.environments.environments import Environment
 from stoker_nodelet.kernels.cache import TRITON_VARIABLE
@@ -194,3 +195,15 @@ def shell_script(entrypoint: str, path: str) -> str:
     if not words or not is_single or words[0] in _BUILTINS or not shutil.which(words[0], path=path):
         return entrypoint
     return f"exec {entrypoint}"
+
+
+def terms_of(lease: Lease) -> LeaseTerms:
+    """Return what the lease machine knows of a lease."""
+    return LeaseTerms(
+        lease_id=lease.lease_id,
+        job_id=lease.job_id,
+        kind=WorkKind(lease.kind),
+        node_incarnation=lease.node_incarnation,
+        gpus=lease.gpus,
+        actor_id=lease.actor_id,
+    )

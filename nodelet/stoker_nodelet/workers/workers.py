@@ -15,7 +15,6 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
 from stoker_nodelet.core import (
-    LeaseTerms,
     State,
     WorkerEntry,
     WorkerPhase,
@@ -66,7 +65,7 @@ from stoker_nodelet.telemetry.driver_reports import DriverReports
 from stoker_nodelet.telemetry.exits import LOG_LINES, Exits, describe
 from stoker_nodelet.telemetry.logs import Logs
 from stoker_nodelet.workers.fork_client import ForkExit, ForkServerPool
-from stoker_nodelet.workers.launch_spec import LaunchSpec
+from stoker_nodelet.workers.launch_spec import LaunchSpec, terms_of
 from stoker_nodelet.workers.processes import Process, Processes
 from stoker_wire.errors import (
     ConflictError,
@@ -228,7 +227,7 @@ class Workers:
         self.dispatch(
             LeaseRequested(
                 at_s=time.monotonic(),
-                lease=_terms_of(request.lease),
+                lease=terms_of(request.lease),
                 epoch=request.epoch,
                 env_key=environment.key,
                 applicable_after_fork=environment.applicable_after_fork,
@@ -245,7 +244,7 @@ class Workers:
         self.dispatch(
             BundlesRequested(
                 at_s=time.monotonic(),
-                leases=tuple(_terms_of(lease) for lease in request.leases),
+                leases=tuple(terms_of(lease) for lease in request.leases),
                 epoch=request.epoch,
                 prepare=request.prepare,
             )
@@ -589,17 +588,6 @@ class Workers:
             memory=process.memory,
             overdue=self.processes.overdue_task(fork_exit.worker_id),
         )
-
-
-def _terms_of(lease: Lease) -> LeaseTerms:
-    return LeaseTerms(
-        lease_id=lease.lease_id,
-        job_id=lease.job_id,
-        kind=WorkKind(lease.kind),
-        node_incarnation=lease.node_incarnation,
-        gpus=lease.gpus,
-        actor_id=lease.actor_id,
-    )
 
 
 def _mark_retrieved(waiting: asyncio.Future[StartedLease]) -> None:
