@@ -98,7 +98,7 @@ _PLAIN = Environment(python="python")
 class _Workers(Workers):
     """The real shell, with processes of the world."""
 
-    def __post_init__(self, target: str) -> None:
+    def __post_init__(self, target: str, isolation: None = None) -> None:
         self.forks = self.processes = None  # type: ignore[assignment]
 
 
