@@ -52,6 +52,9 @@ BY_STATE = tuple(
         r"^demands: give one at least, or bundles",
         r"^background: what is in a placement group",
         r"^node_filter: the nodes of a placement group",
+        r"^a join token gives the cluster's secret away, for ever",
+        r"^once is for join tokens, namespaces are for people",
+        r"^run_as: (jobs do not run as root|a \S+ token starts no jobs)",
         r"^state: .* is none",  # of that kind of records: GET /v1/state
         r"^the key .* is too long",  # with its namespace, in bytes
         # Bytes, which OpenAPI has no schema for.

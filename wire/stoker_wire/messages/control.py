@@ -173,8 +173,9 @@ class CreateToken(Message):
     """Request for a token of a person; it is shown once, in the reply.
 
     ``namespaces`` are those that it may use (``*``: all); by default a user's is named like the user.
-    A ``join`` token is for machines: it has an end, or is good ``once``. ``run_as`` is the Unix user as whom
-    nodelets that are root run its jobs.
+    A ``join`` token is for machines: it has an end, or is good ``once``, as no other is, and has neither
+    ``namespaces`` nor ``run_as``: the Unix user (not root) as whom nodelets that are root run
+    the jobs of a user or an admin.
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.@-]+$")]
