@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from stoker.exceptions import BadRequestError
 from stoker.runtime import current
-from stoker.runtime.actors.info import METHOD_OPTIONS, check_hooks, checked_groups
+from stoker.runtime.actors.info import METHOD_OPTIONS, check_hooks, checked_groups, methods_of
 from stoker.runtime.options.actor_options import ActorOptions, MethodOptions
 from stoker.runtime.options.demands import check_options, merged
 from stoker.runtime.options.documentation import with_options
 
 if TYPE_CHECKING:
+    from stoker.runtime.actors.graphs import ActorNode
     from stoker.runtime.actors.handle import ActorHandle
 
 C = TypeVar("C")
@@ -94,10 +95,17 @@ class ActorClass(Generic[C]):
                 raise TypeError(f"{name}.remote(): {error}; it takes {signature}") from None
         return current.runtime().actor_creator.create(self._cls, self._options, args, kwargs)
 
+    def bind(self, *args: Any, **kwargs: Any) -> ActorNode:
+        """Return an actor of this class as a node of a graph: each ``execute()`` starts one."""
+        from stoker.runtime.actors.graphs import ActorNode
+
+        has_method = methods_of(self._cls).__contains__
+        return ActorNode(self, args, kwargs, has_method)
+
     def options(self, **options: Any) -> ActorClass[C]:
         """Return this class with other options; unknown ones are errors."""
         what = f"remote class {self._cls.__qualname__}"
-        return ActorClass(self._cls, merged(self._options, options, what=what))
+        return type(self)(self._cls, merged(self._options, options, what=what))
 
     def __call__(self, *args: Any, **kwargs: Any) -> C:
         name = self._cls.__qualname__
@@ -126,4 +134,4 @@ class ActorClass(Generic[C]):
         return f"<stoker.remote class {self.__qualname__}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ActorClass, (self._cls, self._options)
+        return type(self), (self._cls, self._options)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stoker.runtime.actors.handle import ActorHandle
 
 T = TypeVar("T")
+W = TypeVar("W", bound=ObjectRef[Any] | ObjectRefGenerator[Any])
 _CALL_S = 30.0
 
 
@@ -62,8 +63,9 @@ def _check_timeout(timeout: Any, what: str) -> None:
         )
 
 
-def _refs(refs: Iterable[Any], what: str) -> list[ObjectRef[Any]]:
-    if isinstance(refs, (str, bytes)) or not isinstance(refs, Iterable):
+def _refs(refs: Iterable[Any], what: str, *, generators: bool = False) -> list[ObjectRef[Any]]:
+    # A generator of refs is iterable: as the list itself it would be read to its end.
+    if isinstance(refs, (str, bytes, ObjectRefGenerator)) or not isinstance(refs, Iterable):
         raise WrongTypeError(
             f"{what}() takes an ObjectRef or a list of them, not {type(refs).__name__}\n"
             "only what .remote() and put() return can be waited for",
@@ -71,7 +73,9 @@ def _refs(refs: Iterable[Any], what: str) -> list[ObjectRef[Any]]:
         )
     checked = list(refs)
     for index, ref in enumerate(checked):
-        if not isinstance(ref, ObjectRef):
+        if not isinstance(ref, ObjectRef) and not (
+            generators and isinstance(ref, ObjectRefGenerator)
+        ):
             raise WrongTypeError(
                 f"{what}(): item {index} is a {type(ref).__name__}, not an ObjectRef",
                 field=f"refs[{index}]",
@@ -115,20 +119,21 @@ def put(
 
 
 def wait(
-    refs: Sequence[ObjectRef[T]],
+    refs: Sequence[W],
     *,
     num_returns: int = 1,
     timeout: float | None = None,
     fetch_local: bool = True,
-) -> tuple[list[ObjectRef[T]], list[ObjectRef[T]]]:
+) -> tuple[list[W], list[W]]:
     """Wait until ``num_returns`` of ``refs`` are there (or failed), or ``timeout`` seconds passed.
 
-    Returns (ready, not ready), both in the order of ``refs``. ``fetch_local`` is accepted for
+    Returns (ready, not ready), both in the order of ``refs``. A generator of refs may be among them: it is
+    ready when its next ref can be taken, or when it has ended. ``fetch_local`` is accepted for
     habit's sake: values are fetched when they are read.
     """
     if timeout is not None:
         _check_timeout(timeout, "wait")
-    checked = _refs(refs, "wait")
+    checked: list[Any] = _refs(refs, "wait", generators=True)
     if len(set(checked)) != len(checked):
         raise BadRequestError("wait(): the same ref is given twice", field="refs")
     given: object = num_returns

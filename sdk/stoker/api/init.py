@@ -35,6 +35,7 @@ _JOIN_S = 5.0
 _ELECTION_S = 2.0
 _CALL_S = 15.0
 AUTO = "auto"
+LOCAL = "local"
 _SOCKET_PATH_BYTES = 104
 
 
@@ -47,6 +48,30 @@ class ClusterInfo(NamedTuple):
     node_id: str
     session_dir: str
     token: str
+
+    @property
+    def dashboard_url(self) -> str:
+        """The host and port at which the HTTP API listens, without a scheme."""
+        return urlsplit(self.address.partition(",")[0]).netloc
+
+    @property
+    def address_info(self) -> dict[str, str]:
+        """The addresses and ids of the cluster by name, as programs log them."""
+        host = urlsplit(self.address.partition(",")[0]).hostname or ""
+        return {
+            "address": self.address,
+            "gcs_address": self.dashboard_url,
+            "node_id": self.node_id,
+            "node_ip_address": host,
+            "session_dir": self.session_dir,
+            "webui_url": self.dashboard_url,
+        }
+
+    def __enter__(self) -> ClusterInfo:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        shutdown()
 
     def __repr__(self) -> str:
         return f"ClusterInfo(address={self.address!r}, job_id={self.job_id!r})"
@@ -71,7 +96,7 @@ def init(
 ) -> ClusterInfo:
     """Connect this process to a cluster as a driver.
 
-    Without ``address`` (and without ``STOKER_ADDRESS``) a cluster is started on this machine, with
+    Without ``address`` (and without ``STOKER_ADDRESS``), and with ``"local"``, a cluster is started on this machine, with
     ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``; it ends with this
     process. ``"http://host:port"`` (of several replicas with commas between) joins one that runs (its
     token from ``token`` or ``STOKER_TOKEN``): that of its gcs from a machine that reaches all nodes,
@@ -88,7 +113,10 @@ def init(
                 "stoker.init() was called already in this process\n"
                 "call stoker.shutdown() first, or pass ignore_reinit_error=True"
             )
-        address = address or os.environ.get("STOKER_ADDRESS") or None
+        if address == LOCAL:
+            address = None
+        else:
+            address = address or os.environ.get("STOKER_ADDRESS") or None
         node_options = {
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,

@@ -18,6 +18,7 @@ from stoker_wire.messages.cluster import LeaseKind
 
 if TYPE_CHECKING:
     from stoker.api.actors import ActorClass
+    from stoker.runtime.actors.graphs import CallNode
     from stoker.runtime.objects.refs import ObjectRef
     from stoker.runtime.runtime import Runtime
     from stoker.runtime.tasks.task_spec import FunctionSpec
@@ -60,10 +61,16 @@ class RemoteFunction(Generic[P, R]):
             self._check_signature(args, kwargs)
         return runtime.tasks.submit(spec, args, kwargs)  # type: ignore[no-any-return]
 
+    def bind(self, *args: Any, **kwargs: Any) -> CallNode:
+        """Return this call as a node of a graph, which its ``execute()`` makes; arguments may be nodes."""
+        from stoker.runtime.actors.graphs import CallNode
+
+        return CallNode(self, args, kwargs)
+
     def options(self, **options: Any) -> RemoteFunction[P, R]:
         """Return this function with other options; unknown ones are errors."""
         what = f"remote function {self.name}"
-        return RemoteFunction(self._function, merged(self._options, options, what=what))
+        return type(self)(self._function, merged(self._options, options, what=what))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         raise TypeError(
@@ -80,7 +87,7 @@ class RemoteFunction(Generic[P, R]):
         return f"<stoker.remote function {self.name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteFunction, (self._function, self._options)
+        return type(self), (self._function, self._options)
 
     def _check_signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
@@ -106,6 +113,7 @@ class RemoteFunction(Generic[P, R]):
     def _make_spec(self, runtime: Runtime) -> FunctionSpec:
         from stoker.api.objects import durable
         from stoker.runtime.tasks.functions import (
+            DYNAMIC,
             INLINE_NBYTES,
             TEMPLATE_NUMBERS,
             is_generator,
@@ -139,6 +147,7 @@ class RemoteFunction(Generic[P, R]):
             max_calls=options.max_calls,
             retry_exceptions=pickled_exception_types(options.retry_exceptions),
             history=options.enable_task_events,
+            dynamic=options.num_returns == DYNAMIC,
             blob=blob if len(blob) <= INLINE_NBYTES else b"",
         )
         self._spec = FunctionSpec(

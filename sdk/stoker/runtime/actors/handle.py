@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from stoker.runtime.actors.info import SYSTEM_METHODS, HandleInfo, MethodInfo, check_group
+from stoker.runtime.actors.info import RAY_NAMES, SYSTEM_METHODS, HandleInfo, MethodInfo, check_group
 from stoker.runtime.options.demands import merged
 from stoker.runtime.options.options import TaskOptions
 from stoker.runtime.process.current_runtime import CurrentRuntime
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.calls import ActorCalls
+    from stoker.runtime.actors.graphs import CallNode
     from stoker.runtime.job import JobContext
     from stoker.runtime.objects.refs import ObjectRef
     from stoker.runtime.process.io_thread import IoThread
@@ -59,6 +60,7 @@ class ActorHandle(Generic[C]):
     def __getattr__(self, name: str) -> ActorMethod:
         if name == "_info":  # asked while the handle is unpickled
             raise AttributeError(name)
+        name = RAY_NAMES.get(name, name)
         method = self._info.methods.get(name) or SYSTEM_METHODS.get(name)
         if method is not None:
             return ActorMethod(self, name, method, self._specs)
@@ -134,6 +136,12 @@ class ActorMethod:
         connection = runtime.actors.connection_to(self._handle._info)
         return runtime.actors.submit(connection, spec, args, kwargs)  # type: ignore[no-any-return]
 
+    def bind(self, *args: Any, **kwargs: Any) -> CallNode:
+        """Return this call as a node of a graph, which its ``execute()`` makes; arguments may be nodes."""
+        from stoker.runtime.actors.graphs import CallNode
+
+        return CallNode(self, args, kwargs)
+
     def options(self, **options: Any) -> ActorMethod:
         """Return this method with other options; unknown ones are errors."""
         what = f"method {self._handle._info.class_name}.{self._name}"
@@ -156,6 +164,7 @@ class ActorMethod:
 
     def _make_spec(self, runtime: _Runtime) -> FunctionSpec:
         from stoker.runtime.tasks.functions import (
+            DYNAMIC,
             TEMPLATE_NUMBERS,
             pickled_exception_types,
             returns_of,
@@ -185,6 +194,7 @@ class ActorMethod:
                 group=options.concurrency_group,
                 retry_exceptions=pickled_exception_types(options.retry_exceptions),
                 history=options.enable_task_events,
+                dynamic=options.num_returns == DYNAMIC,
             ),
             options=TaskOptions(
                 max_retries=retries,

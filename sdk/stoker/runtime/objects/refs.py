@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import concurrent.futures
 
     from stoker.runtime.objects.table import Entry
+    from stoker.runtime.objects.waiters import ThreadWaiter
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -28,6 +29,7 @@ class _Objects(Protocol):
 
     address: Address
 
+    def put(self, value: Any) -> ObjectRef[Any]: ...
     def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]: ...
     async def wait_async(self, ref: ObjectRef[Any]) -> Any: ...
     def import_ref(self, object_id: str, owner: Address) -> ObjectRef[Any]: ...
@@ -40,6 +42,10 @@ class _Stream(Protocol):
     task_id: str
     completed_ref: ObjectRef[Any]
 
+    @property
+    def is_ready(self) -> bool: ...
+    def watch(self, waiter: ThreadWaiter) -> None: ...
+    def unwatch(self, waiter: ThreadWaiter) -> None: ...
     def next_sync(self) -> ObjectRef[Any] | None: ...
     async def next_async(self) -> ObjectRef[Any] | None: ...
     def abandon(self) -> None: ...
@@ -172,6 +178,10 @@ class ObjectRefGenerator(Generic[T]):
         if ref is None:
             raise StopAsyncIteration
         return ref
+
+    def next_ready(self) -> bool:
+        """Return whether the next ref, or the end, can be had without waiting."""
+        return self._stream.is_ready
 
     def completed(self) -> ObjectRef[None]:
         """Return a ref that is settled when the task has ended (its ``get`` raises its error)."""

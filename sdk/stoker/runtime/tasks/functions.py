@@ -61,6 +61,10 @@ def _nbytes_of(value: Any) -> int:
     return len(value) if isinstance(value, (bytes, bytearray, str)) else sys.getsizeof(value)
 
 
+DYNAMIC = "dynamic"
+"""The ``num_returns`` of a generator whose one result is a tuple of refs to what it yields."""
+
+
 class PickledTypes(bytes):
     """The exception types to retry as the handle of an actor carries them: only its worker reads them."""
 
@@ -96,4 +100,6 @@ def returns_of(num_returns: Any, *, generates: bool) -> tuple[int, bool]:
         num_returns = "streaming" if generates else 1
     if num_returns == "streaming":
         return 0, True
+    if num_returns == DYNAMIC:
+        return 1, False
     return int(num_returns), False
