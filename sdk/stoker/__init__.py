@@ -55,7 +55,7 @@ from stoker.runtime.process.stops import PreemptionNotice
 from stoker_wire.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from stoker import actor, jobs, kernels, kv, train, util
+    from stoker import actor, jobs, kernels, kv, ray, train, util
 
 __all__ = (
     "ActorClass",
@@ -97,6 +97,7 @@ __all__ = (
     "placement_group_table",
     "preemption_notice",
     "put",
+    "ray",
     "remote",
     "remove_placement_group",
     "shutdown",
@@ -106,7 +107,7 @@ __all__ = (
     "wait",
 )
 
-_LAZY = ("actor", "jobs", "kernels", "kv", "train", "util")
+_LAZY = ("actor", "jobs", "kernels", "kv", "ray", "train", "util")
 
 
 def __getattr__(name: str) -> Any:

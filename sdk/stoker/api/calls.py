@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from stoker.api.context import RuntimeContext
 from stoker.exceptions import BadRequestError, NotFoundError, WrongTypeError
@@ -147,7 +147,8 @@ def wait(
             field="num_returns",
         )
     try:
-        return current.runtime().objects.wait(checked, num_returns, timeout)
+        ready, rest = current.runtime().objects.wait(checked, num_returns, timeout)
+        return cast("list[W]", ready), cast("list[W]", rest)
     except KeyboardInterrupt as stop:
         raise stop.with_traceback(None)  # noqa: B904 (as in get)
 

@@ -96,8 +96,9 @@ def init(
 ) -> ClusterInfo:
     """Connect this process to a cluster as a driver.
 
-    Without ``address`` (and without ``STOKER_ADDRESS``), and with ``"local"``, a cluster is started on this machine, with
-    ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``; it ends with this
+    Without ``address`` (and without ``STOKER_ADDRESS``), and with ``"local"``, a cluster is started on
+    this machine, with ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``; it ends
+    with this
     process. ``"http://host:port"`` (of several replicas with commas between) joins one that runs (its
     token from ``token`` or ``STOKER_TOKEN``): that of its gcs from a machine that reaches all nodes,
     that of its gateway from anywhere. And ``"auto"`` that of ``STOKER_ADDRESS``, else the newest
@@ -113,10 +114,7 @@ def init(
                 "stoker.init() was called already in this process\n"
                 "call stoker.shutdown() first, or pass ignore_reinit_error=True"
             )
-        if address == LOCAL:
-            address = None
-        else:
-            address = address or os.environ.get("STOKER_ADDRESS") or None
+        address = None if address == LOCAL else address or os.environ.get("STOKER_ADDRESS") or None
         node_options = {
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,

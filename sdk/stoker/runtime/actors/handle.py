@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from stoker.runtime.actors.info import RAY_NAMES, SYSTEM_METHODS, HandleInfo, MethodInfo, check_group
+from stoker.runtime.actors.info import (
+    RAY_NAMES,
+    SYSTEM_METHODS,
+    HandleInfo,
+    MethodInfo,
+    check_group,
+)
 from stoker.runtime.options.demands import merged
 from stoker.runtime.options.options import TaskOptions
 from stoker.runtime.process.current_runtime import CurrentRuntime

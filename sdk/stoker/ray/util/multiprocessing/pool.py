@@ -1,0 +1,30 @@
+"""``ray.util.multiprocessing.pool``: Stoker's ``Pool``, which starts a cluster if there is none."""
+
+from __future__ import annotations
+
+import importlib
+from multiprocessing import JoinableQueue, TimeoutError
+from typing import Any
+
+__all__ = ("JoinableQueue", "Pool", "TimeoutError")
+
+
+def Pool(  # noqa: N802 (Ray's name)
+    processes: int | None = None,
+    initializer: Any = None,
+    initargs: Any = (),
+    maxtasksperchild: int | None = None,
+    context: Any = None,
+    ray_address: str | None = None,
+    ray_remote_args: dict[str, Any] | None = None,
+) -> Any:
+    """Return a pool with ``multiprocessing``'s interface; ``ray_address`` names the cluster."""
+    import stoker
+    from stoker.ray.init import init
+    from stoker.ray.remote import mapped_options
+
+    if ray_address is not None and not stoker.is_initialized():
+        init(ray_address)
+    options = mapped_options(ray_remote_args or {}, of_actor=True)
+    pool = importlib.import_module("stoker.util.pool").Pool
+    return pool(processes, initializer, initargs, maxtasksperchild, **options)
