@@ -12,6 +12,7 @@ from stoker.runtime.actors.info import METHOD_OPTIONS, check_hooks, checked_grou
 from stoker.runtime.options.actor_options import ActorOptions, MethodOptions
 from stoker.runtime.options.demands import check_options, merged
 from stoker.runtime.options.documentation import with_options
+from stoker.runtime.process.current_task import current_task
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.graphs import ActorNode
@@ -45,6 +46,9 @@ def exit_actor() -> NoReturn:
     """
     runtime = current.maybe_runtime()
     host = runtime.worker.actor if runtime is not None and runtime.worker is not None else None
+    task = current_task.get()
+    if runtime is not None and runtime.inline is not None and task is not None and task.actor_id:
+        raise SystemExit(0)
     if host is None:
         raise BadRequestError(
             "exit_actor() ends the actor whose code calls it, and this code runs in no actor\n"
@@ -93,7 +97,10 @@ class ActorClass(Generic[C]):
             except TypeError as error:
                 name = self._cls.__qualname__
                 raise TypeError(f"{name}.remote(): {error}; it takes {signature}") from None
-        return current.runtime().actor_creator.create(self._cls, self._options, args, kwargs)
+        runtime = current.runtime()
+        if runtime.inline is not None:
+            return runtime.inline.create(self._cls, self._options, args, kwargs)
+        return runtime.actor_creator.create(self._cls, self._options, args, kwargs)
 
     def bind(self, *args: Any, **kwargs: Any) -> ActorNode:
         """Return an actor of this class as a node of a graph: each ``execute()`` starts one."""

@@ -206,6 +206,9 @@ def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
             field="actor",
         )
     runtime = current.runtime()
+    if runtime.inline is not None:
+        runtime.inline.end(actor.actor_id, "killed by stoker.kill()", killed=True)
+        return
     runtime.io.run(
         runtime.actors.kill(
             actor.actor_id, no_restart=no_restart, reason="killed by stoker.kill()"
@@ -236,6 +239,8 @@ def get_actor(name: str, *, namespace: str | None = None) -> ActorHandle[Any]:
     from stoker_wire.messages.work import Actor, ActorState
 
     runtime = current.runtime()
+    if runtime.inline is not None and (found := runtime.inline.find(name, namespace)) is not None:
+        return found
     where = namespace or runtime.job.namespace
     query = {"name": name, "namespace": where, "limit": 100}
     page = runtime.io.run(
@@ -269,7 +274,7 @@ def get_runtime_context() -> RuntimeContext:
         task_id=info.task_id if info else "",
         task_name=info.name if info else "",
         attempt=info.attempt if info else 0,
-        actor_id=lease.actor_id if lease else "",
+        actor_id=lease.actor_id if lease else info.actor_id if info else "",
         gcs_url=runtime.identity.gcs_url,
         gpu_ids=tuple(sorted(lease.gpus)) if lease else (),
         assigned_resources=dict(lease.resources) if lease else {},

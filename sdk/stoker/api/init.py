@@ -93,18 +93,19 @@ def init(
     port: int = 0,
     log_to_driver: bool | None = None,
     ignore_reinit_error: bool = False,
+    local_mode: bool = False,
 ) -> ClusterInfo:
     """Connect this process to a cluster as a driver.
 
     Without ``address`` (and without ``STOKER_ADDRESS``), and with ``"local"``, a cluster is started on
-    this machine, with ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``; it ends
-    with this
-    process. ``"http://host:port"`` (of several replicas with commas between) joins one that runs (its
-    token from ``token`` or ``STOKER_TOKEN``): that of its gcs from a machine that reaches all nodes,
-    that of its gateway from anywhere. And ``"auto"`` that of ``STOKER_ADDRESS``, else the newest
+    this machine, with ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``; it
+    ends with this process. ``"http://host:port"`` (of several replicas with commas between) joins one that
+    runs (its token from ``token`` or ``STOKER_TOKEN``): that of its gcs from a machine that reaches all
+    nodes, that of its gateway from anywhere. And ``"auto"`` that of ``STOKER_ADDRESS``, else the newest
     that ``stoker start --head`` started here. All that this driver starts waits in ``queue``
     (``stoker queue list``), with ``priority`` added to its own. Raises UnavailableError where a
-    cluster's scheduler cannot be reached.
+    cluster's scheduler cannot be reached. In ``local_mode`` tasks and actors run in this process, one after
+    another, when they are called: for debuggers and tests.
     """
     with LIFECYCLE.lock:
         if (current := maybe_runtime()) is not None:
@@ -123,7 +124,9 @@ def init(
             "labels": labels,
         }
         node_options, port = checked_node_options(node_options), checked_port(port)
-        driver_options = _DriverOptions(namespace, runtime_env, queue, priority, log_to_driver)
+        driver_options = _DriverOptions(
+            namespace, runtime_env, queue, priority, log_to_driver, local_mode
+        )
         if address is None:
             return _init_local(node_options, port, driver_options)
         given = [name for name, value in node_options.items() if value is not None]
@@ -144,6 +147,7 @@ class _DriverOptions(NamedTuple):
     queue: str | None
     priority: int
     log_to_driver: bool | None
+    local_mode: bool
 
 
 def _init_local(
@@ -291,6 +295,10 @@ def _connect(
     except BaseException:
         runtime.stop()
         raise
+    if options.local_mode:
+        from stoker.runtime.driver.inline import InlineCalls
+
+        runtime.inline = InlineCalls(runtime.io, runtime.objects)
     set_runtime(runtime)
     LIFECYCLE.driver = driver
     LIFECYCLE.auto_init, LIFECYCLE.forked = True, False

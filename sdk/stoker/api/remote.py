@@ -19,6 +19,7 @@ from stoker_wire.messages.cluster import LeaseKind
 if TYPE_CHECKING:
     from stoker.api.actors import ActorClass
     from stoker.runtime.actors.graphs import CallNode
+    from stoker.runtime.driver.inline import InlineCalls
     from stoker.runtime.objects.refs import ObjectRef
     from stoker.runtime.runtime import Runtime
     from stoker.runtime.tasks.task_spec import FunctionSpec
@@ -53,6 +54,8 @@ class RemoteFunction(Generic[P, R]):
         among the arguments arrive as their values.
         """
         runtime = current.runtime()
+        if runtime.inline is not None:
+            return self._run_inline(runtime.inline, args, kwargs)  # type: ignore[no-any-return]
         spec = self._spec
         captured_by = runtime.job.captured_by
         if spec is None or self._spec_of is not runtime or self._captured_by != captured_by:
@@ -60,6 +63,19 @@ class RemoteFunction(Generic[P, R]):
         if kwargs or len(args) not in self._positional:
             self._check_signature(args, kwargs)
         return runtime.tasks.submit(spec, args, kwargs)  # type: ignore[no-any-return]
+
+    def _run_inline(self, inline: InlineCalls, args: tuple[Any, ...], kwargs: Any) -> Any:
+        from stoker.runtime.tasks.functions import is_generator
+
+        self._check_signature(args, kwargs)
+        return inline.call(
+            self._function,
+            args,
+            kwargs,
+            name=self.name,
+            num_returns=self._options.num_returns,
+            generates=is_generator(self._function),
+        )
 
     def bind(self, *args: Any, **kwargs: Any) -> CallNode:
         """Return this call as a node of a graph, which its ``execute()`` makes; arguments may be nodes."""

@@ -66,6 +66,9 @@ if HERE not in sys.modules:
             "write `import stoker.ray as ray`, or uninstall Ray"
         )
     sys.meta_path.insert(0, _Finder())
+    # An import of these by their second name would set them as attributes again, over functions.
+    for _name in [name for name in sys.modules if name.startswith(f"{THERE}.")]:
+        sys.modules[HERE + _name.removeprefix(THERE)] = sys.modules[_name]
     sys.modules[HERE] = stoker.ray
 
 

@@ -16,6 +16,8 @@ from stoker.runtime.options.options import TaskOptions
 from stoker.runtime.process.current_runtime import CurrentRuntime
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stoker.runtime.actors.calls import ActorCalls
     from stoker.runtime.actors.graphs import CallNode
     from stoker.runtime.job import JobContext
@@ -26,12 +28,26 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 
+class _Inline(Protocol):
+    """The actors of a driver in local mode."""
+
+    def call_method(
+        self,
+        handle: HandleInfo,
+        name: str,
+        method: MethodInfo,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any: ...
+
+
 class _Runtime(Protocol):
     """The parts of this process's runtime that handles use."""
 
     io: IoThread
     job: JobContext
     actors: ActorCalls
+    inline: _Inline | None
 
 
 CURRENT: CurrentRuntime[_Runtime] = CurrentRuntime()
@@ -135,6 +151,9 @@ class ActorMethod:
         ):
             parameters.check(args, kwargs, f"{self._handle._info.class_name}.{self._name}.remote()")
         runtime = CURRENT.get()
+        if runtime.inline is not None:
+            call = self._handle._info, self._name, self._info, args, kwargs
+            return runtime.inline.call_method(*call)  # type: ignore[no-any-return]
         spec, spec_of = self._specs.get(self._name, (None, None))
         if spec is None or spec_of is not runtime:
             spec = self._make_spec(runtime)

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ("JoinableQueue", "Pool", "TimeoutError")
 
 
-def Pool(  # noqa: N802 (Ray's name)
+def Pool(
     processes: int | None = None,
     initializer: Any = None,
     initargs: Any = (),
