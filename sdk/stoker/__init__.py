@@ -55,7 +55,7 @@ from stoker.runtime.process.stops import PreemptionNotice
 from stoker_wire.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from stoker import actor, jobs, kernels, kv, ray, train, util
+    from stoker import actor, jobs, kernels, kv, train, util
 
 __all__ = (
     "ActorClass",
@@ -97,7 +97,6 @@ __all__ = (
     "placement_group_table",
     "preemption_notice",
     "put",
-    "ray",
     "remote",
     "remove_placement_group",
     "shutdown",

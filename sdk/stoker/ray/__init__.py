@@ -14,8 +14,8 @@
 
 It maps names and keywords, and has no behaviour of its own. ``docs/from-ray.md`` says what is meant
 differently in Stoker, and why. What is lacking raises an error that names the Stoker way, and ``stoker
-port FILE`` lists what of a program will not work. ``stoker.ray.install()`` answers ``import ray`` for all modules of a
-program, and ``python -m stoker.ray FILE`` runs one as it is. Ray itself is not needed.
+port FILE`` lists what of a program will not work. ``stoker.ray.install()`` answers ``import ray`` for all
+modules of a program, and ``python -m stoker.ray FILE`` runs one as it is. Ray itself is not needed.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from stoker.ray.init import RayContext, init
 from stoker.ray.lacking import NotInStokerError, attribute_error
 from stoker.ray.remote import method, remote
 from stoker.ray.runtime_context import get_runtime_context
+from stoker.ray.runtime_env import AS_RAY
 
 if TYPE_CHECKING:
     from stoker.ray import (
@@ -165,11 +166,10 @@ def install() -> None:
 
     Call it before the first ``import ray`` and before ``init()``. ``ConflictError`` where Ray is installed.
     """
-    from stoker.ray import as_ray
     from stoker.runtime.process.current_runtime import LIFECYCLE
 
+    importlib.import_module(AS_RAY)
     LIFECYCLE.init = init
-    assert as_ray is not None
 
 
 def __getattr__(name: str) -> Any:

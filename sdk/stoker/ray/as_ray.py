@@ -12,7 +12,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
-import stoker.ray
 from stoker.exceptions import ConflictError
 from stoker.ray.lacking import lacking, reason
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 HERE, THERE = "ray", "stoker.ray"
+_NAMES = importlib.import_module(THERE)
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -69,8 +69,8 @@ if HERE not in sys.modules:
     # An import of these by their second name would set them as attributes again, over functions.
     for _name in [name for name in sys.modules if name.startswith(f"{THERE}.")]:
         sys.modules[HERE + _name.removeprefix(THERE)] = sys.modules[_name]
-    sys.modules[HERE] = stoker.ray
+    sys.modules[HERE] = _NAMES
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(stoker.ray, name)
+    return getattr(_NAMES, name)

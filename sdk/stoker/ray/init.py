@@ -51,7 +51,8 @@ WARNED = {
     "system_reserved_memory": "memory= says what work may have",
     "local_mode_cache": "it has no effect",
 }
-RAY_PORTS = {6379: "", 10001: ""}
+OWN = ("queue", "priority", "token", "port")
+"""Arguments that only ``stoker.init`` has."""
 
 
 class RayContext(Mapping[str, Any]):
@@ -104,7 +105,7 @@ def init(address: str | None = None, **options: Any) -> RayContext:
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
-    known = {*MAPPED, *ACCEPTED, *WARNED, *_OWN}
+    known = {*MAPPED, *ACCEPTED, *WARNED, *OWN}
     for name, value in options.items():
         if name not in known:
             raise UnknownOptionError(
@@ -114,9 +115,7 @@ def _check_names(options: Mapping[str, Any]) -> None:
             warn_once(f"init({name}=...) has no effect in Stoker: {WARNED[name]}", stacklevel=4)
 
 
-_OWN = ("queue", "priority", "token", "port")
-"""Arguments that only ``stoker.init`` has."""
-_SAME = ("num_cpus", "num_gpus", "resources", "labels", "namespace", "memory", *_OWN)
+_SAME = ("num_cpus", "num_gpus", "resources", "labels", "namespace", "memory", *OWN)
 
 
 def stoker_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What Stoker does not have of Ray, with the Stoker way to it: the texts of the errors.
+"""The names of Ray that Stoker lacks, each with the Stoker way: the texts of the errors.
 
 One table, for attributes, for imports, and for ``stoker port``.
 """

@@ -39,7 +39,7 @@ WITHOUT_EFFECT = {
     "isolate_process": "",
     "memory_monitor": "",
 }
-_GROUP = (
+GROUP = (
     "placement_group",
     "placement_group_bundle_index",
     "placement_group_capture_child_tasks",
@@ -98,7 +98,7 @@ def method(*args: Any, **options: Any) -> Callable[[Any], Any]:
 def mapped_options(options: Mapping[str, Any], *, of_actor: bool = False) -> dict[str, Any]:
     """Return Ray's options of a task or an actor as Stoker's."""
     mapped = _with_effect(options)
-    group = {name: mapped.pop(name) for name in _GROUP if name in mapped}
+    group = {name: mapped.pop(name) for name in GROUP if name in mapped}
     if group.get("placement_group") not in (None, "default"):
         mapped["scheduling_strategy"] = PlacementGroupSchedulingStrategy(**group)
     for name in ("num_cpus", "name", "max_concurrency", "max_retries", "max_restarts"):

@@ -182,7 +182,7 @@ class MethodNode(GraphNode):
 
 
 class InputNode(GraphNode):
-    """What ``execute`` is given: ``with InputNode() as given:``, then ``f.bind(given)``.
+    """The input of ``execute``: ``with InputNode() as given:``, then ``f.bind(given)``.
 
     ``given[0]`` and ``given.name`` are one of several arguments, or a part of the only one.
     """

@@ -47,7 +47,9 @@ class _Runtime(Protocol):
     io: IoThread
     job: JobContext
     actors: ActorCalls
-    inline: _Inline | None
+
+    @property
+    def inline(self) -> _Inline | None: ...
 
 
 CURRENT: CurrentRuntime[_Runtime] = CurrentRuntime()

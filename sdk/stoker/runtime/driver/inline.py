@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import ActorDiedError, BadRequestError, NameTakenError, StokerError
@@ -75,10 +75,10 @@ class InlineCalls:
         try:
             value = _within(info, lambda: _run(function(*values, **named)))
             if streaming:
-                items = _iterated(value) if isinstance(value, AsyncIterator) else iter(value)
+                items = _items(value)
                 return ObjectRefGenerator(_InlineStream(self, task_id, name, info, items))
             if num_returns == DYNAMIC:
-                items = _iterated(value) if isinstance(value, AsyncIterator) else value
+                items = _items(value)
                 value = tuple(_within(info, lambda: [self._objects.put(item) for item in items]))
             return self._results(value, count, name)
         except BaseException as error:
@@ -228,16 +228,12 @@ class _InlineStream:
         self._info = info
         self._items = items
         self._count = 0
-        self._ended: ObjectRef[Any] | None = None
+        self.completed_ref = calls.put(None)
 
     @property
-    def completed_ref(self) -> ObjectRef[Any]:
-        """A ref that is settled when all items were taken; there is no other task that could end."""
-        if self._ended is None:
-            self._ended = self._calls.put(None)
-        return self._ended
-
-    is_ready = True
+    def is_ready(self) -> bool:
+        """True: the next item is made when it is asked for."""
+        return True
 
     def watch(self, waiter: object) -> None:
         """Do nothing: it is always ready."""
@@ -292,11 +288,15 @@ def _run(value: Any) -> Any:
         return pool.submit(asyncio.run, value).result()
 
 
-def _iterated(values: AsyncIterator[Any]) -> Iterable[Any]:
+def _items(values: Any) -> Iterator[Any]:
+    if not isinstance(values, AsyncIterator):
+        return iter(values)
+
     async def all_of_them() -> list[Any]:
         return [each async for each in values]
 
-    return iter(_run(all_of_them()))
+    found: list[Any] = _run(all_of_them())
+    return iter(found)
 
 
 def _failure_in(values: Sequence[Any]) -> Failed | None:
