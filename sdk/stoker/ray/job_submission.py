@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = ("JobDetails", "JobInfo", "JobStatus", "JobSubmissionClient", "JobType")
 
 
+_PREFIX = "job_"
+
+
 class JobStatus(StrEnum):
     """The states of a job."""
 
@@ -76,6 +79,11 @@ def _details(job: Job) -> JobDetails:
     )
 
 
+def _id_of(given: str) -> str:
+    """Return the id of a job by one of the user's own: Stoker's begin with ``job_``."""
+    return given if given.startswith(_PREFIX) else f"{_PREFIX}{given}"
+
+
 def _ms(at_s: float | None) -> int | None:
     return int(at_s * 1000) if at_s else None
 
@@ -111,10 +119,11 @@ class JobSubmissionClient:
         entrypoint_label_selector: Mapping[str, str] | None = None,
         **options: Any,
     ) -> str:
-        """Run a shell command as a driver on the cluster; return the job's id."""
-        return self.client.submit_job(
+        """Run a shell command as a driver on the cluster; return the job's id: that which was given, if any."""
+        given = submission_id or job_id
+        made = self.client.submit_job(
             entrypoint=entrypoint,
-            job_id=submission_id or job_id,
+            job_id=_id_of(given) if given else None,
             runtime_env=mapped_env(runtime_env),
             metadata=metadata,
             entrypoint_num_cpus=entrypoint_num_cpus or 0.0,
@@ -124,22 +133,23 @@ class JobSubmissionClient:
             label_selector=entrypoint_label_selector,
             **options,
         )
+        return given or made
 
     def get_job_status(self, job_id: str) -> JobStatus:
         """Return the job's state."""
-        return JobStatus(str(self.client.get_job_status(job_id)))
+        return JobStatus(str(self.client.get_job_status(_id_of(job_id))))
 
     def get_job_info(self, job_id: str) -> JobDetails:
         """Return what is known of a job."""
-        return _details(self.client.get_job(job_id))
+        return _details(self.client.get_job(_id_of(job_id)))
 
     def get_job_logs(self, job_id: str) -> str:
         """Return what the job has printed."""
-        return self.client.get_job_logs(job_id)
+        return self.client.get_job_logs(_id_of(job_id))
 
     async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
         """Yield what the job prints, until it ends."""
-        lines = self.client.tail_job_logs(job_id)
+        lines = self.client.tail_job_logs(_id_of(job_id))
         while (line := await asyncio.to_thread(next, lines, None)) is not None:
             yield line.text + "\n"
 
@@ -149,13 +159,13 @@ class JobSubmissionClient:
 
     def stop_job(self, job_id: str) -> bool:
         """Stop a job; return whether it was running."""
-        before = self.client.get_job_status(job_id)
-        self.client.stop_job(job_id)
+        before = self.client.get_job_status(_id_of(job_id))
+        self.client.stop_job(_id_of(job_id))
         return not before.terminal
 
     def delete_job(self, job_id: str) -> bool:
         """Forget a job that has ended."""
-        self.client.delete_job(job_id)
+        self.client.delete_job(_id_of(job_id))
         return True
 
     def get_address(self) -> str:
