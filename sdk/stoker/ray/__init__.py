@@ -25,8 +25,22 @@ import logging
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from stoker import ObjectRef, ObjectRefGenerator, is_initialized, kill
-from stoker.ray.calls import (
+from stoker import is_initialized, kill
+from stoker.ray._raylet import (
+    ActorID,
+    DynamicObjectRefGenerator,
+    JobID,
+    NodeID,
+    ObjectID,
+    ObjectRef,
+    ObjectRefGenerator,
+    PlacementGroupID,
+    StreamingObjectRefGenerator,
+    TaskID,
+    UniqueID,
+    WorkerID,
+)
+from stoker.ray.mapping.calls import (
     available_resources,
     cancel,
     cluster_resources,
@@ -40,10 +54,10 @@ from stoker.ray.calls import (
     timeline,
     wait,
 )
-from stoker.ray.init import RAY_VERSION as __version__
-from stoker.ray.init import RayContext, init
-from stoker.ray.lacking import NotInStokerError, attribute_error
-from stoker.ray.remote import method, remote
+from stoker.ray.mapping.init import RAY_VERSION as __version__
+from stoker.ray.mapping.init import RayContext, init
+from stoker.ray.mapping.lacking import NotInStokerError, attribute_error
+from stoker.ray.mapping.remote import method, remote
 from stoker.ray.runtime_context import get_runtime_context
 from stoker.ray.runtime_env import AS_RAY
 
@@ -64,16 +78,23 @@ __all__ = (
     "LOCAL_MODE",
     "SCRIPT_MODE",
     "WORKER_MODE",
+    "ActorID",
     "DynamicObjectRefGenerator",
     "JobConfig",
+    "JobID",
     "Language",
     "LoggingConfig",
+    "NodeID",
     "NotInStokerError",
     "ObjectID",
     "ObjectRef",
     "ObjectRefGenerator",
+    "PlacementGroupID",
     "RayContext",
     "StreamingObjectRefGenerator",
+    "TaskID",
+    "UniqueID",
+    "WorkerID",
     "__version__",
     "actor",
     "available_resources",
@@ -107,12 +128,6 @@ __all__ = (
 )
 
 SCRIPT_MODE, WORKER_MODE, LOCAL_MODE = 0, 1, 2
-ObjectID = ObjectRef
-StreamingObjectRefGenerator = ObjectRefGenerator
-DynamicObjectRefGenerator = tuple[ObjectRef[Any], ...]
-"""The value of a task with ``num_returns="dynamic"``: its refs."""
-ActorID = JobID = NodeID = PlacementGroupID = TaskID = WorkerID = UniqueID = str
-"""Ids are texts."""
 logger = logging.getLogger("stoker.ray")
 
 _MODULES = (

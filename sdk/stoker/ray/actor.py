@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.api.actors import exit_actor
-from stoker.ray.lacking import attribute_error
-from stoker.ray.remote import ActorClass, method
+from stoker.ray.mapping.lacking import attribute_error
+from stoker.ray.mapping.remote import ActorClass, method
 from stoker.runtime.actors.handle import ActorHandle, ActorMethod
 
 ActorProxy = ActorHandle

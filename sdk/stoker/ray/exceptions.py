@@ -30,7 +30,7 @@ from stoker.exceptions import (
     UnavailableError,
     WorkerDiedError,
 )
-from stoker.ray.lacking import attribute_error
+from stoker.ray.mapping.lacking import attribute_error
 
 RayError = RayException = StokerError
 RayTaskError = UserCodeException = TaskError

@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from stoker.jobs import JobSubmissionClient as StokerClient
-from stoker.ray.init import stoker_address
-from stoker.ray.lacking import attribute_error
+from stoker.ray.mapping.init import stoker_address
+from stoker.ray.mapping.lacking import attribute_error
 from stoker.ray.runtime_env import mapped_env
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class JobSubmissionClient:
         entrypoint_label_selector: Mapping[str, str] | None = None,
         **options: Any,
     ) -> str:
-        """Run a shell command as a driver on the cluster; return the job's id: that which was given, if any."""
+        """Run a shell command as a driver on the cluster; return the job's id, if need be a new one."""
         given = submission_id or job_id
         made = self.client.submit_job(
             entrypoint=entrypoint,

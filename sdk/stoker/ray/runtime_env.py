@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.exceptions import BadRequestError
-from stoker.ray.lacking import NotInStokerError, is_loaded, warn_once
+from stoker.ray.mapping.lacking import NotInStokerError, is_loaded, warn_once
 
 SAME = ("env_vars", "working_dir", "py_modules", "preload", "kernels")
 WITHOUT_EFFECT = {
@@ -28,7 +28,7 @@ REFUSED = {
     "py_executable": "workers run the Python of their node, with pip= in an environment of their own",
     "mpi": "start ranks as actors of a placement group",
 }
-AS_RAY = "stoker.ray.as_ray"
+AS_RAY = "stoker.ray.mapping.as_ray"
 
 
 class RuntimeEnv(dict[str, Any]):

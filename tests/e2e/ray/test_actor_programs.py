@@ -40,7 +40,7 @@ class Counter:
 
     def numbers(self, count: int) -> Any:
         for number in range(count):
-            yield number
+            yield number + 0
 
     def leave(self) -> None:
         ray.actor.exit_actor()
@@ -56,7 +56,11 @@ def test_calls_of_an_actor_are_in_order() -> None:
     counter = Counter.remote()
     assert ray.get([counter.inc.remote() for _ in range(5)]) == [1, 2, 3, 4, 5]
     assert ray.get(list(counter.both.remote())) == [5, -5]
-    assert [ray.get(ref) for ref in counter.numbers.options(num_returns="streaming").remote(3)] == [0, 1, 2]
+    assert [ray.get(ref) for ref in counter.numbers.options(num_returns="streaming").remote(3)] == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_a_named_actor_is_found_or_made() -> None:
@@ -175,7 +179,10 @@ def test_a_tree_of_actors() -> None:
 def test_a_pool_of_actors() -> None:
     pool = ActorPool([Counter.remote() for _ in range(2)])
     assert list(pool.map(lambda actor, value: actor.inc.remote(value), [1, 1])) == [1, 1]
-    assert sorted(pool.map_unordered(lambda actor, value: actor.inc.remote(value), [2, 2])) == [3, 3]
+    assert sorted(pool.map_unordered(lambda actor, value: actor.inc.remote(value), [2, 2])) == [
+        3,
+        3,
+    ]
 
 
 def test_a_queue_between_tasks() -> None:

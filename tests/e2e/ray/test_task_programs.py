@@ -206,7 +206,9 @@ def test_the_cluster_and_its_nodes() -> None:
 def test_a_task_is_placed(how: str) -> None:
     (node,) = ray.nodes()
     options: dict[str, Any] = {
-        "affinity": {"scheduling_strategy": NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)},
+        "affinity": {
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        },
         "address": {"resources": {f"node:{node['NodeManagerAddress']}": 0.001}},
         "head": {"resources": {"node:__internal_head__": 0.001}},
         "node id": {"label_selector": {"ray.io/node-id": node["NodeID"]}},
@@ -233,9 +235,7 @@ def test_a_gang_in_a_placement_group() -> None:
         current = ray.util.get_current_placement_group()
         return current and current.id
 
-    inside = PlacementGroupSchedulingStrategy(
-        placement_group=group, placement_group_bundle_index=1
-    )
+    inside = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=1)
     assert ray.get(group_id.options(scheduling_strategy=inside).remote()) == group.id
     assert ray.get(group_id.remote()) is None
     assert ray.util.get_placement_group("gang") == group

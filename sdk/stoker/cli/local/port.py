@@ -170,7 +170,7 @@ def fault_of(name: str) -> str | None:
     import importlib
     from types import ModuleType
 
-    from stoker.ray.lacking import NotInStokerError, reason
+    from stoker.ray.mapping.lacking import NotInStokerError, reason
 
     if not name:
         return None
@@ -200,7 +200,7 @@ _Fault = tuple[str, str, str]
 
 
 def _init_fault(name: str) -> _Fault | None:
-    from stoker.ray.init import ACCEPTED, MAPPED, OWN, WARNED
+    from stoker.ray.mapping.init import ACCEPTED, MAPPED, OWN, WARNED
 
     if name in WARNED:
         return NOTE, f"init({name}=)", f"has no effect: {WARNED[name]}"
@@ -210,7 +210,7 @@ def _init_fault(name: str) -> _Fault | None:
 
 
 def _option_fault(name: str) -> _Fault | None:
-    from stoker.ray.remote import GROUP, WITHOUT_EFFECT
+    from stoker.ray.mapping.remote import GROUP, WITHOUT_EFFECT
     from stoker.runtime.options.actor_options import ActorOptions
     from stoker.runtime.options.options import TaskOptions
 
@@ -219,7 +219,7 @@ def _option_fault(name: str) -> _Fault | None:
 
 
 def _method_fault(name: str) -> _Fault | None:
-    from stoker.ray.remote import WITHOUT_EFFECT
+    from stoker.ray.mapping.remote import WITHOUT_EFFECT
     from stoker.runtime.options.actor_options import MethodOptions
 
     return _effect(name, "method", WITHOUT_EFFECT, set(MethodOptions.__struct_fields__))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from stoker.ray.lacking import attribute_error
+from stoker.ray.mapping.lacking import attribute_error
 
 if TYPE_CHECKING:
     import stoker

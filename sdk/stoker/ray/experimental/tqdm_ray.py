@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from stoker.ray.lacking import attribute_error
+from stoker.ray.mapping.lacking import attribute_error
 
 __all__ = ("safe_print",)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from stoker.ray.lacking import attribute_error
+from stoker.ray.mapping.lacking import attribute_error
 
 # At once: both a module and the function in it have the name, and Ray shows the function.
 from stoker.ray.util.placement_group import (
@@ -16,7 +16,7 @@ from stoker.ray.util.placement_group import (
     remove_placement_group,
 )
 
-_CALLS = "stoker.ray.calls"
+_CALLS = "stoker.ray.mapping.calls"
 _NAMES = {
     "ActorPool": "stoker.util.actor_pool",
     "as_completed": _CALLS,

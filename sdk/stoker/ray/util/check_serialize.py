@@ -1,5 +1,5 @@
 """``ray.util.check_serialize``."""
 
-from stoker.ray.calls import FailureTuple, inspect_serializability
+from stoker.ray.mapping.calls import FailureTuple, inspect_serializability
 
 __all__ = ("FailureTuple", "inspect_serializability")

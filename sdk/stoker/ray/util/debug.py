@@ -1,7 +1,7 @@
 """``ray.util.debug``."""
 
-from stoker.ray.calls import log_once
-from stoker.ray.lacking import nothing
+from stoker.ray.mapping.calls import log_once
+from stoker.ray.mapping.lacking import nothing
 
 disable_log_once_globally = enable_periodic_logging = reset_log_once = nothing
 

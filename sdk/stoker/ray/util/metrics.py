@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stoker.exceptions import BadRequestError, WrongTypeError
-from stoker.ray.lacking import attribute_error, warn_once
+from stoker.ray.mapping.lacking import attribute_error, warn_once
 
 __all__ = ("Count", "Counter", "Gauge", "Histogram", "Metric")
 

@@ -8,7 +8,7 @@ from typing import Any
 import stoker
 from stoker.api import placement_groups
 from stoker.exceptions import BadRequestError
-from stoker.ray.lacking import attribute_error
+from stoker.ray.mapping.lacking import attribute_error
 from stoker.ray.util.scheduling_strategies import LABELS
 
 VALID_PLACEMENT_GROUP_STRATEGIES = placement_groups.STRATEGIES

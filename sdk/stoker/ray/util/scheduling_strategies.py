@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stoker.exceptions import BadRequestError
-from stoker.ray.lacking import attribute_error
+from stoker.ray.mapping.lacking import attribute_error
 from stoker.runtime.options.strategies import NodeAffinity, PlacementGroupSchedulingStrategy
 
 NODE = "node:"

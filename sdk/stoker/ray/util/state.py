@@ -8,7 +8,7 @@ from typing import Any
 
 from stoker.api.calls import list_all
 from stoker.exceptions import BadRequestError
-from stoker.ray.lacking import attribute_error, warn_once
+from stoker.ray.mapping.lacking import attribute_error, warn_once
 from stoker.runtime import current
 
 Filter = tuple[str, str, Any]

@@ -90,6 +90,21 @@ class GraphNode:
         """
         return _Run(GraphInput(args, kwargs)).value_of(self)
 
+    def experimental_compile(self, **_options: Any) -> Self:
+        """Return this graph itself: it runs as it is. (Ray's name.)"""
+        return self
+
+    def with_tensor_transport(self, *_args: Any, **_options: Any) -> Self:
+        """Return this node itself: tensors travel out of band anyway. (Ray's name.)"""
+        return self
+
+    async def execute_async(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph, as ``execute`` does; what it returns can be awaited. (Ray's name.)"""
+        return self.execute(*args, **kwargs)
+
+    def teardown(self, kill_actors: bool = False) -> None:
+        """Do nothing: a graph holds nothing between its runs. (Ray's name.)"""
+
     def _make(self, run: _Run) -> Any:
         raise NotImplementedError
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from stoker.runtime.process.current_runtime import CurrentRuntime
 from stoker_wire.ids import task_of
 from stoker_wire.messages.common import Address
-from stoker_wire.messages.data import Ref
+from stoker_wire.messages.data import Failed, Ref
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,10 +30,12 @@ class _Objects(Protocol):
     address: Address
 
     def put(self, value: Any) -> ObjectRef[Any]: ...
+    def put_failed(self, failed: Failed) -> ObjectRef[Any]: ...
     def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]: ...
     async def wait_async(self, ref: ObjectRef[Any]) -> Any: ...
     def import_ref(self, object_id: str, owner: Address) -> ObjectRef[Any]: ...
     def drop_ref(self, entry: Entry) -> None: ...
+    def pin(self, ref: ObjectRef[Any]) -> None: ...
 
 
 class _Stream(Protocol):
@@ -69,7 +71,8 @@ class ObjectRef(Generic[T_co]):
     """The name of an immutable value, now or later. Give it to ``get``, to a remote call, or await it.
 
     Refs may sit inside arguments, results and other values; as a top-level argument of a remote
-    call a ref is replaced by its value. The value is freed when no process holds a ref to it.
+    call a ref is replaced by its value. The value is freed when no process holds a ref to it. A ref that
+    you pickle yourself keeps its value as long as the process lives that pickled it, or until ``free()``.
     """
 
     __slots__ = ("__weakref__", "_entry")
@@ -116,9 +119,11 @@ class ObjectRef(Generic[T_co]):
         return hash(self._entry.object_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from stoker.runtime.serialization.pickling import collect_ref
+        from stoker.runtime.serialization.pickling import collect_ref, is_packing
 
         collect_ref(self)
+        if not is_packing():  # nobody counts the copies of these bytes
+            _objects().pin(self)
         owner = self._entry.owner or _objects().address
         return load_ref, (
             self._entry.object_id,

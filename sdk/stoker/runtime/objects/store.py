@@ -101,6 +101,7 @@ class ObjectStore:
         self._put_ids = IdSource(Prefix.OBJECT)
         self._dropped_refs: deque[Entry] = deque()
         self._marks: dict[str, Callable[[str], object]] = {}
+        self._pinned: dict[str, ObjectRef[Any]] = {}
         self._lineage = lineage
         # Each settles and frees for the other, so these parts are made here.
         self.detached = detached
@@ -136,6 +137,10 @@ class ObjectStore:
         ref._entry.location = _MARK
         return ref
 
+    def pin(self, ref: ObjectRef[Any]) -> None:
+        """Hold a ref as long as this process lives, or until its value is freed."""
+        self._pinned[ref._entry.object_id] = ref
+
     def drop_ref(self, entry: Entry) -> None:
         """Note that a ref object of an entry was collected (any thread, also in a destructor)."""
         self._dropped_refs.append(entry)
@@ -160,9 +165,16 @@ class ObjectStore:
             raise
         return ref
 
+    def put_failed(self, failed: Failed) -> ObjectRef[Any]:
+        """Return a ref to an error in place of a value."""
+        ref = self.new_ref(self._put_ids())
+        ref._entry.location = failed
+        return ref
+
     def free_now(self, ref: ObjectRef[Any]) -> None:
         """Free a value though refs to it are left, which then raise ObjectFreedError."""
         entry = ref._entry
+        self._pinned.pop(entry.object_id, None)
         if is_detached(entry.object_id):
             self.detached.free(entry.object_id)
             return

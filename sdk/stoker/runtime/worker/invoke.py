@@ -115,7 +115,7 @@ class Invoker:
                             return self._partial_failure(received, yielded, error, began)
                         value = yielded
                     if template.dynamic:
-                        value = _refs_to(value)
+                        value = _refs_to(value, template.name)
                 if received.stop_error is not None and actor_id:
                     raise received.stop_error  # it saw the request, and its value is not a result
                 if template.streaming:
@@ -325,7 +325,7 @@ class Invoker:
             if template.dynamic:
                 if isinstance(value, AsyncIterator):
                     value = [each async for each in value]
-                value = _refs_to(value)
+                value = _refs_to(value, template.name)
             if template.streaming:
                 if isinstance(value, AsyncIterator):
                     return await self._stream_async(received, value, began)
@@ -369,10 +369,18 @@ def _end_fork(error: BaseException) -> None:
     os._exit(1)
 
 
-def _refs_to(values: Iterable[Any]) -> tuple[ObjectRef[Any], ...]:
-    """Return refs, which this process owns, to all that a generator yields."""
-    put = CURRENT.get().objects.put
-    return tuple(put(value) for value in values)
+def _refs_to(values: Iterable[Any], what: str) -> tuple[ObjectRef[Any], ...]:
+    """Return refs, which this process owns, to all that a generator yields; the last to its error, if any."""
+    objects = CURRENT.get().objects
+    refs: list[ObjectRef[Any]] = []
+    try:
+        for value in values:
+            refs.append(objects.put(value))  # noqa: PERF401 (those before an error are kept)
+    except Exception as error:
+        if not refs:
+            raise
+        refs.append(objects.put_failed(encode_exception(error, task=what)))
+    return tuple(refs)
 
 
 def _run_coroutine(coroutine: Any) -> Any:

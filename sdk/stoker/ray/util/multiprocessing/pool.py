@@ -20,8 +20,8 @@ def Pool(
 ) -> Any:
     """Return a pool with ``multiprocessing``'s interface; ``ray_address`` names the cluster."""
     import stoker
-    from stoker.ray.init import init
-    from stoker.ray.remote import mapped_options
+    from stoker.ray.mapping.init import init
+    from stoker.ray.mapping.remote import mapped_options
 
     if ray_address is not None and not stoker.is_initialized():
         init(ray_address)

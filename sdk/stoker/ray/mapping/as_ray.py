@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import ConflictError
-from stoker.ray.lacking import lacking, reason
+from stoker.ray.mapping.lacking import lacking, reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

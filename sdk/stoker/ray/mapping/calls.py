@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import stoker
-from stoker.ray.lacking import warn_once
+from stoker.ray.mapping.lacking import warn_once
 from stoker.ray.util.scheduling_strategies import HEAD, NODE
 
 _DEAD = 2
@@ -246,7 +246,7 @@ def _pickles(value: Any) -> bool:
 
 def connect(address: str, **options: Any) -> Any:
     """Connect to a cluster by its address, as ``init`` does."""
-    from stoker.ray.init import init
+    from stoker.ray.mapping.init import init
 
     return init(address, **{k: v for k, v in options.items() if k in ("namespace", "runtime_env")})
 

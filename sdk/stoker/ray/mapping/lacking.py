@@ -32,8 +32,10 @@ LACKING: Final = MappingProxyType(
         "java_actor_class": "Stoker runs Python",
         "cpp_function": "Stoker runs Python; call C++ by ctypes, or as a process",
         "cross_language": "Stoker runs Python",
-        "_private": "these are Ray's internals",
-        "_raylet": "these are Ray's internals; ObjectRef is stoker.ObjectRef",
+        **{
+            f"_private.{name}": "these are Ray's internals"
+            for name in ("services", "state", "test_utils", "utils", "worker")
+        },
         "core": "these are Ray's internals",
         "widgets": "stoker.init() prints no widget",
         "scripts": "the command line is `stoker`",
@@ -58,7 +60,7 @@ LACKING: Final = MappingProxyType(
         "experimental.internal_kv": "use stoker.kv",
         "experimental.dynamic_resources": "give a node its resources when it starts",
         "experimental.compiled_dag_ref": "a graph's execute() returns an ObjectRef",
-        "internal": "these are Ray's internals; stoker.free() frees objects",
+        "internal": "stoker.free() frees objects",
     }
 )
 """By the name below ``ray``; what begins with one of them and a dot is lacking as well."""

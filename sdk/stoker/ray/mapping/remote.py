@@ -9,7 +9,7 @@ from stoker.api.actors import ActorClass as StokerActorClass
 from stoker.api.actors import method as stoker_method
 from stoker.api.remote import RemoteFunction as StokerRemoteFunction
 from stoker.exceptions import BadRequestError, WrongTypeError
-from stoker.ray.lacking import warn_once
+from stoker.ray.mapping.lacking import warn_once
 from stoker.ray.runtime_env import mapped_env
 from stoker.ray.util.scheduling_strategies import (
     HEAD,

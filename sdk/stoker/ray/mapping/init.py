@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import stoker
 from stoker.exceptions import BadRequestError, UnknownOptionError
-from stoker.ray.lacking import warn_once
+from stoker.ray.mapping.lacking import warn_once
 from stoker.ray.runtime_env import mapped_env
 from stoker_wire.suggestions import suggestion
 
@@ -121,6 +121,7 @@ _SAME = ("num_cpus", "num_gpus", "resources", "labels", "namespace", "memory", *
 def stoker_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``stoker.init`` for those of Ray's."""
     taken = {name: options[name] for name in _SAME if options.get(name) is not None}
+    _map_accelerators(taken)
     taken["ignore_reinit_error"] = bool(options.get("ignore_reinit_error"))
     if options.get("log_to_driver") is not None:
         taken["log_to_driver"] = options["log_to_driver"]
@@ -136,6 +137,18 @@ def stoker_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if "namespace" not in taken and getattr(config, "ray_namespace", None):
         taken["namespace"] = config.ray_namespace  # type: ignore[union-attr]
     return taken
+
+
+def _map_accelerators(taken: dict[str, Any]) -> None:
+    """Make labels of resources that say what the GPUs of the node are."""
+    prefix = "accelerator_type:"
+    kinds = [name for name in taken.get("resources") or () if name.startswith(prefix)]
+    if kinds:
+        taken["resources"] = {
+            name: amount for name, amount in taken["resources"].items() if name not in kinds
+        }
+        kind = {"accelerator_type": kinds[0].removeprefix(prefix)}
+        taken["labels"] = {**kind, **(taken.get("labels") or {})}
 
 
 def stoker_address(address: Any) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.ray.lacking import attribute_error
+from stoker.ray.mapping.lacking import attribute_error
 from stoker.runtime.actors.graphs import (
     ActorNode,
     CallNode,
