@@ -2,7 +2,7 @@
 
 ::
 
-    with stoker.util.InputNode() as number:
+    with InputNode() as number:
         graph = add.bind(square.bind(number), number)
     print(stoker.get(graph.execute(3)))   # 12
 
