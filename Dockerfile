@@ -31,6 +31,7 @@ COPY locks locks
 COPY scripts/install scripts/install
 RUN scripts/install python base postgres redis $(printf '%s' "$EXTRAS" | tr , ' ')
 
+COPY scripts/healthcheck /usr/local/bin/stoker-healthcheck
 COPY --from=build /wheels /wheels
 # A volume that is mounted on one of these folders takes its owner from it.
 RUN pip install --quiet --no-index --no-deps /wheels/*.whl && rm -rf /src \
@@ -41,7 +42,5 @@ USER stoker
 WORKDIR /var/lib/stoker
 # Compose sets STOKER_PORT per service, and `stoker start --head` listens on 7600. Every service answers /readyz
 # once it can do its work.
-# By bash alone: a Python every five seconds would cost more than an idle gcs itself.
-HEALTHCHECK --interval=5s --timeout=4s --start-period=30s --retries=6 \
-    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/${STOKER_PORT:-7600} && printf 'GET /readyz HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && read -r -t 3 _ code _ <&3 && [ \"$code\" = 200 ]"]
+HEALTHCHECK --interval=5s --timeout=4s --start-period=30s --retries=6 CMD ["stoker-healthcheck"]
 CMD ["stoker", "--help"]

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import traceback
 from functools import cache
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,7 +39,10 @@ QUIET_FOLDERS = {"e2e", "chaos", "contract"}
 MARKED_FOLDERS = {"gpu": "gpu", "soak": "soak"}
 # With several workers what takes longest goes first, and what is short fills the end: a file that
 # compiles for minutes, then folders.
-LONGEST_FIRST = ("test_codegen.py", "chaos", "e2e", "kernels", "sim", "contract")
+LONGEST_FIRST = ("test_codegen.py", "e2e", "kernels", "sim", "contract")
+# Each of these tests has a dozen processes, which mostly wait: spread among all others they get the
+# time that they need, and the others what they leave.
+SPREAD = "chaos"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -74,7 +78,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, o
     if "PYTEST_XDIST_WORKER" in os.environ:
         # Within their folders, files stay as pytest-randomly has shuffled them.
         items.sort(key=lambda item: [folder not in item.path.parts for folder in LONGEST_FIRST])
+        items[:] = _spread(items)
     return result
+
+
+def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Put the files of the folder SPREAD at equal distances between the first two thirds of the others."""
+    files: list[list[pytest.Item]] = [list(of) for _, of in groupby(items, lambda one: one.path)]
+    spread = [of for of in files if SPREAD in of[0].path.parts]
+    others = [of for of in files if SPREAD not in of[0].path.parts]
+    places = [(n / len(spread) * 2 / 3, of) for n, of in enumerate(spread)]
+    places += [((n + 0.5) / len(others), of) for n, of in enumerate(others)]
+    return [item for _, of in sorted(places, key=lambda place: place[0]) for item in of]
 
 
 def pytest_collection_finish() -> None:
@@ -94,7 +109,9 @@ def pytest_runtest_makereport(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
     """A test leaves nothing to those after it: what it held is let go, with all fixtures if it failed.
 
     The cycle of a caught exception and its frames would keep refs and actor handles alive, as would
@@ -114,6 +131,10 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     finally:
         if failed:
             item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]
+        if nextitem is not None and nextitem.path != item.path:
+            # What is left are libraries that the file was the first to import, torch among them.
+            gc.collect()
+            gc.freeze()
 
 
 def let_go(error: BaseException) -> None:

@@ -35,15 +35,23 @@ class Process(NamedTuple):
 
 
 def _parents() -> dict[Process, int]:
-    """Every process that lives, with the id of its parent."""
+    """Every process that lives, with the id of its parent. Asked twice a test, so by bare system calls."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError):
-                stat = Path("/proc", name, "stat").read_bytes()
-                state, parent, *rest = stat.rpartition(b") ")[2].split()
-                if state not in (b"Z", b"X"):
-                    found[Process(int(name), int(rest[17]))] = int(parent)
+            try:
+                file = os.open(f"/proc/{name}/stat", os.O_RDONLY)
+            except OSError:
+                continue
+            try:
+                stat = os.read(file, 4096)
+            except OSError:  # it has ended
+                continue
+            finally:
+                os.close(file)
+            state, parent, *rest = stat.rpartition(b") ")[2].split(None, 20)
+            if state not in (b"Z", b"X"):
+                found[Process(int(name), int(rest[17]))] = int(parent)
     return found
 
 

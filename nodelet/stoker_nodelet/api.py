@@ -293,11 +293,13 @@ class Api:
         return Empty()
 
     async def get_job_output(self, req: Request) -> NodeOutput:
-        node_id = self.workers.identity.node_id
-        return await asyncio.to_thread(self.workers.folders.summary, req.path["job_id"], node_id)
+        node_id, job_id = self.workers.identity.node_id, req.path["job_id"]
+        folders = self.workers.users.jobs_of(job_id)
+        return await asyncio.to_thread(folders.summary, job_id, node_id)
 
     async def download_job_output(self, req: Request) -> web.StreamResponse:
-        parts = await self.workers.folders.archive(req.path["job_id"])
+        job_id = req.path["job_id"]
+        parts = await self.workers.users.jobs_of(job_id).archive(job_id)
         return await bytes_response(req, parts, TAR)
 
     async def flush_tasks(self, _: Request) -> TaskHistoryStatus:

@@ -55,8 +55,9 @@ class Identity:
     arena_dir: Path
     socket_dir: Path
     fake_gpus: bool = False
-    gpu_slices: Mapping[int, str] = field(default_factory=dict)
-    """Index of a MIG slice -> its uuid, by which alone CUDA finds it."""
+    gpu_uuids: Mapping[int, str] = field(default_factory=dict)
+    """Index of a GPU -> its uuid, where CUDA is not told the index: it finds a MIG slice by its uuid alone,
+    and counts only the GPUs that it may open."""
     triton_dir: str = ""
     python: str = sys.executable
 

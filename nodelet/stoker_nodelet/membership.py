@@ -231,6 +231,7 @@ class Membership:
         """Return the measurements for a heartbeat."""
         state = self.workers.state
         memory = psutil.virtual_memory()
+        environments = [one.environments.retention for one in self.workers.users.all()]
         measured = {
             "cpu_percent": psutil.cpu_percent(),
             "memory_bytes": float(memory.total - memory.available),
@@ -241,8 +242,8 @@ class Membership:
             "object_bytes": float(self.workers.objects.nbytes),
             "log_files": float(self.workers.logs.count),
             "log_bytes": float(self.workers.logs.nbytes),
-            "environments": float(self.workers.environments.retention.count),
-            "environment_bytes": float(self.workers.environments.retention.nbytes),
+            "environments": float(sum(one.count for one in environments)),
+            "environment_bytes": float(sum(one.nbytes for one in environments)),
             **self.workers.gpus.usage,
         }
         for index, share in sorted(state.gpu_use().items()):
@@ -280,7 +281,8 @@ class Membership:
         """Ask for the state of every job that has something here: the event of its end may be missed."""
         workers = self.workers.state.workers.values()
         here = {worker.job_id for worker in workers} | self.workers.objects.job_ids()
-        here |= self.workers.folders.job_ids()
+        for folders in self.workers.users.all():
+            here |= folders.jobs.job_ids()
         for job_id in sorted(here - {""}):
             with contextlib.suppress(NotFoundError):
                 job = await self.gcs.call("GET", f"/v1/jobs/{job_id}", reply=Job)

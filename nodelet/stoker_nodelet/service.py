@@ -25,11 +25,14 @@ from stoker_nodelet.core.memory import Watermarks
 from stoker_nodelet.core.state import GpuEntry
 from stoker_nodelet.devices import limits
 from stoker_nodelet.devices.discovery import find_gpus
+from stoker_nodelet.devices.isolation import Isolation, IsolationVerdict, find_isolation
 from stoker_nodelet.devices.memory import limited_cgroups, node_memory
 from stoker_nodelet.devices.monitor import GpuMonitor
+from stoker_nodelet.environments import user_folders
 from stoker_nodelet.environments.environments import Environments
 from stoker_nodelet.environments.job_folders import JobFolders
 from stoker_nodelet.environments.retention import EnvironmentRetention
+from stoker_nodelet.environments.user_folders import Folders, UserFolders
 from stoker_nodelet.identity import Endpoint, Identity
 from stoker_nodelet.kernels.cache import KernelCache, open_cache
 from stoker_nodelet.kernels.compiler import KernelCompiler
@@ -46,6 +49,7 @@ from stoker_nodelet.telemetry.memory_monitor import MemoryMonitor
 from stoker_nodelet.telemetry.task_spool import TaskSpool
 from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
 from stoker_nodelet.transfer import Transfer
+from stoker_nodelet.unix_users import UnixUser, UnixUsers, check_default
 from stoker_nodelet.workers.deadlines import Deadlines
 from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
 from stoker_nodelet.workers.token_renewals import TokenRenewals
@@ -77,6 +81,8 @@ _REPORT_S = 5.0
 _DOWNLOAD_S = 120.0
 _ARENA_SHARE = 0.3
 _ANSWER_S = 0.1
+_CGROUP_TRIES = 50
+_CGROUP_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +156,13 @@ class Nodelet:
             ("deadlines", parts.deadlines.run()),
             ("tokens", parts.renewals.run()),
             ("ticks", _tick(workers, parts.log_retention)),
-            ("folders", workers.sweep_folders()),
+            (
+                "folders",
+                workers.users.sweep_jobs(workers.jobs_here, workers.driver_reports.has_ended),
+            ),
             (
                 "environments",
-                workers.environments.sweep(workers.state.env_keys, workers.forks.forget),
+                workers.users.sweep_environments(workers.state.env_keys, workers.forks.forget),
             ),
         ):
             parts.background.spawn(work, name=name)
@@ -183,8 +192,10 @@ class Nodelet:
         await parts.service.stop(grace_s=0.5)
         await parts.transfer.close()
         await parts.gcs.close()
+        await _remove_cgroups(parts.workers.processes.isolation)
         parts.evictor.arena.close()
         arena.remove_owned(self.identity.arena_dir)
+        parts.workers.users.remove()
         if self.identity.socket_dir.parent == arena.SOCKETS:
             arena.remove_owned(self.identity.socket_dir)
 
@@ -217,6 +228,8 @@ async def serve(
     """
     node_id = node_id or new_id(Prefix.NODE)
     end = end or _stay
+    check_default(settings.run_as, node_id)
+    user_folders.sweep(settings)
     session_dir, socket_dir = _make_folders(session_dir, node_id)
     kernel_cache = open_cache(settings, session_dir)
     if forkserver is None:
@@ -226,6 +239,7 @@ async def serve(
     arena_dir = _make_arena_folder(session_dir, node_id)
     offer = Offer(num_cpus, num_gpus, memory, resources, labels)
     gpus, gpu_library = find_gpus(settings, num_gpus)
+    verdict = find_isolation(settings.gpu_isolation, gpus, node_id)
     service = Service("nodelet", settings, token=token)
     identity = Identity(
         node_id=node_id,
@@ -239,21 +253,35 @@ async def serve(
         arena_dir=arena_dir,
         socket_dir=socket_dir,
         fake_gpus=any(device.fake for device in gpus.devices),
-        gpu_slices={one.index: one.uuid for one in gpus.devices if one.mig_profile},
+        gpu_uuids={
+            one.index: one.uuid
+            for one in gpus.devices
+            if one.mig_profile or (verdict.isolation is not None and one.index in gpus.nodes)
+        },
         triton_dir=str(kernel_cache.triton_dir),
     )
     parts = _build_parts(
-        settings, identity, service, forkserver.target, gpus, gpu_library, kernel_cache, end
+        settings,
+        identity,
+        service,
+        forkserver.target,
+        gpus,
+        gpu_library,
+        verdict.isolation,
+        kernel_cache,
+        end,
     )
     try:
         await service.start(host, port, identity.unix)
     except BaseException:
         forkserver.sock.close()
         arena.remove_owned(arena_dir)
+        if verdict.isolation is not None:
+            verdict.isolation.close()
         raise
     identity.endpoint.listens_at(service.url)
     nodelet = Nodelet(
-        parts, _build_membership(parts, _registration(identity, settings, offer, gpus))
+        parts, _build_membership(parts, _registration(identity, settings, offer, gpus, verdict))
     )
     nodelet.begin(forkserver)
     return nodelet
@@ -266,6 +294,7 @@ def _build_parts(
     target: str,
     gpus: Inventory,
     gpu_library: GpuLibrary | None,
+    isolation: Isolation | None,
     kernel_cache: KernelCache,
     end: Callable[[], None],
 ) -> Parts:
@@ -280,7 +309,8 @@ def _build_parts(
             worker_idle_s=settings.worker_idle_s,
             prepared_ttl_s=PREPARED_TTL_S,
             gpu_free_s=settings.gpu_free_timeout_s,
-            warm_workers=settings.prestart_workers,
+            # One that is to be another user is not forked ahead of need.
+            warm_workers=settings.prestart_workers if os.geteuid() or not settings.run_as else 0,
         )
     )
     if gpu_library is not None:
@@ -289,17 +319,11 @@ def _build_parts(
     evictor = _build_evictor(settings, identity, state, exits)
     spool = _build_spool(identity, gcs)
     logs = Logs(node_id)
-    folders = JobFolders(
-        identity.session_dir / "jobs",
-        settings.job_dir_keep_s,
-        Path(settings.job_output_root).absolute() if settings.job_output_root else None,
-    )
     workers = Workers(
         identity=identity,
         state=state,
         target=target,
-        environments=_build_environments(settings, identity, gcs, background, folders),
-        folders=folders,
+        users=_build_user_folders(settings, identity, gcs, background, isolation),
         kernels=KernelCompiler(
             cache=kernel_cache,
             tables=TuningTables(gcs, kernel_cache),
@@ -313,6 +337,7 @@ def _build_parts(
         objects=evictor.objects,
         driver_reports=DriverReports(gcs, background),
         background=background,
+        isolation=isolation,
     )
     evictor.objects.has_ended = workers.has_ended
     object_transfer = Transfer(
@@ -406,17 +431,41 @@ def _build_spool(identity: Identity, gcs: Client) -> TaskSpool:
     return TaskSpool(identity.session_dir, identity.node_id, forward, knows_node)
 
 
-def _build_environments(
-    settings: Settings, identity: Identity, gcs: Client, background: Background, folders: JobFolders
-) -> Environments:
+def _build_user_folders(
+    settings: Settings,
+    identity: Identity,
+    gcs: Client,
+    background: Background,
+    isolation: Isolation | None,
+) -> UserFolders:
+    prefix = isolation.without_gpus if isolation is not None else ()
+
     async def download(package: str) -> bytes:
         return await gcs.call("GET", f"/v1/packages/{package}", raw=True, timeout_s=_DOWNLOAD_S)
 
-    root = identity.session_dir / "runtime_env"
-    retention = EnvironmentRetention(
-        root, settings.keep_environments_s, settings.environments_max_bytes
+    def make(jobs: Path, root: Path, user: UnixUser | None = None) -> Folders:
+        shared = Path(settings.job_output_root).absolute() if settings.job_output_root else None
+        folders = JobFolders(jobs, settings.job_dir_keep_s, shared, user)
+        limits = settings.keep_environments_s, settings.environments_max_bytes
+        retention = EnvironmentRetention(root, *limits)
+        environments = Environments(
+            root,
+            download,
+            background,
+            folders,
+            retention,
+            settings.package_max_bytes,
+            user,
+            prefix,
+        )
+        return Folders(folders, environments)
+
+    return UserFolders(
+        user_folders.folder_of(settings, identity.node_id),
+        UnixUsers(identity.node_id, settings.run_as),
+        make(identity.session_dir / "jobs", identity.session_dir / "runtime_env"),
+        make,
     )
-    return Environments(root, download, background, folders, retention, settings.package_max_bytes)
 
 
 def _build_membership(parts: Parts, registration: RegisterNode) -> Membership:
@@ -434,6 +483,14 @@ def _build_membership(parts: Parts, registration: RegisterNode) -> Membership:
         on_member,
         watermarks=parts.memory_monitor.watermarks,
     )
+
+
+async def _remove_cgroups(isolation: Isolation | None) -> None:
+    """Remove the cgroups of workers that have ended, of which the kernel may need a moment to let go."""
+    for _ in range(_CGROUP_TRIES):
+        if isolation is None or isolation.close():
+            return
+        await asyncio.sleep(_CGROUP_PAUSE_S)
 
 
 async def _tick(workers: Workers, retention: LogRetention) -> None:
@@ -467,7 +524,11 @@ def _make_arena_folder(session_dir: Path, node_id: str) -> Path:
 
 
 def _registration(
-    identity: Identity, settings: Settings, offer: Offer, gpus: Inventory
+    identity: Identity,
+    settings: Settings,
+    offer: Offer,
+    gpus: Inventory,
+    verdict: IsolationVerdict,
 ) -> RegisterNode:
     """Return the message by which the node introduces itself; it must listen by now."""
     return RegisterNode(
@@ -482,6 +543,8 @@ def _registration(
         driver_version=gpus.driver_version,
         cuda_version=gpus.cuda_version,
         gpu_error=gpus.error,
+        gpu_isolation=verdict.isolation.name if verdict.isolation is not None else "",
+        gpu_isolation_error=verdict.reason,
         labels={
             NODE_ID_LABEL: identity.node_id,
             ADDRESS_LABEL: urlsplit(identity.url).hostname or "",

@@ -171,6 +171,7 @@ class Engine:
         # The gcs may ask for the driver of an attempt before the event of it is here.
         if driver is not None and self.jobs.begin_attempt(driver.job_id, driver.attempt):
             self.end_attempt(driver.job_id)
+        request = await self._with_user(request)
         event = request_event(request, job, at_s=self.now(), wait_s=wait_s)
         return await self._request(request, event)
 
@@ -194,6 +195,16 @@ class Engine:
             if known is None:
                 self.apply(ev.JobFinished(at_s=self.now(), job_id=job_id))
         return known or JobFacts()
+
+    async def _with_user(self, request: LeaseRequest) -> LeaseRequest:
+        """Return a request with the Unix user of its job, whatever its sender says."""
+        job_id, run_as = request.demand.job_id, ""
+        if job_id not in self.state.finished_jobs:
+            actor_id = request.actor.actor_id if request.actor is not None else request.acts_for
+            run_as = await self.jobs.run_as(job_id, actor_id)
+        if run_as == request.run_as:
+            return request
+        return msgspec.structs.replace(request, run_as=run_as)
 
     async def _request(
         self, request: LeaseRequest | RequestBundles, event: ev.LeaseRequested
@@ -360,6 +371,7 @@ class Engine:
                 driver=request.driver,
                 capture_child_tasks=request.demand.strategy.capture_child_tasks,
                 acts_for=request.acts_for,
+                run_as=request.run_as,
             ),
         )
 

@@ -27,7 +27,7 @@ from stoker_wire.http.client.pool import ClientPool
 from stoker_wire.http.server.service import Service
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.common import Role
-from stoker_wire.messages.work import Job
+from stoker_wire.messages.work import Actor, Job
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class SchedulerService:
         engine = Engine(
             _policy(self._settings),
             epoch=leader.epoch,
-            jobs=JobDirectory(self._has_ended),
+            jobs=JobDirectory(self._has_ended, self._find_run_as),
             nodelets=nodelets,
             background=background,
             extenders=Extenders(self._extenders),
@@ -141,6 +141,21 @@ class SchedulerService:
         except StokerError:
             return None
         return job.state.terminal
+
+    async def _find_run_as(self, subject: str) -> str:
+        """Return as whom a job runs, or the detached actor of that id; nobody's is what there is not."""
+        try:
+            if subject.startswith(f"{Prefix.ACTOR}_"):
+                actor = await self._gcs.call(
+                    "GET", f"/v1/actors/{subject}", reply=Actor, timeout_s=JOB_TIMEOUT_S
+                )
+                subject = actor.origin_job_id or actor.job_id
+            job = await self._gcs.call(
+                "GET", f"/v1/jobs/{subject}", reply=Job, timeout_s=JOB_TIMEOUT_S
+            )
+        except NotFoundError:
+            return ""
+        return job.run_as
 
     def _renewed(self, leader: Leader) -> None:
         if self._engine is not None:

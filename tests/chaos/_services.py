@@ -143,9 +143,9 @@ class Apart:
         self.environ = {
             **os.environ,
             **FAST,
-            **settings,
             "STOKER_TOKEN": self.token,
             "STOKER_SESSION_ROOT": str(folder / "s"),
+            **settings,
         }
         database_url = database_url or f"sqlite+aiosqlite:///{folder / 'gcs.sqlite3'}"
         options = ["--database-url", database_url]

@@ -32,11 +32,12 @@ pytestmark = pytest.mark.logs(
     r'"level": "warning"', r"^this process: stoker[._]", "idle-in-transaction"
 )
 
-ENOUGH = {"task": 200, "actor": 2, "count": 20, "log": 20, "http": 20}
+ENOUGH = {"task": 50, "actor": 2, "count": 20, "log": 20, "http": 20}
 """Rounds of each kind of load that must succeed after a fault."""
-SLOWEST_S = 5.0
+PAUSE_S = 0.02
+SLOWEST_S = 10.0
 """More than a client takes to move to another replica, even on a busy machine."""
-ELECTED_S = 15.0
+ELECTED_S = 25.0
 """More than the election of another leader takes, for which the creation of an actor waits."""
 
 PATIENT = {"STOKER_SUSPECT_AFTER_S": "300", "STOKER_DEAD_AFTER_S": "600"}
@@ -95,7 +96,7 @@ def _load(cluster: Apart, seen: list[bytes]) -> Load:
     def http(number: int) -> None:
         client.call("PUT", f"/v1/kv/http/{number}", b"v", reply=dict[str, Any])
 
-    return Load(ENOUGH, task=task, actor=actor, count=count, log=log, http=http)
+    return Load(ENOUGH, pause_s=PAUSE_S, task=task, actor=actor, count=count, log=log, http=http)
 
 
 def _check_speed(load: Load) -> None:

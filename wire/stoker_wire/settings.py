@@ -17,13 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from stoker_wire.errors import BadRequestError, UnknownOptionError
-from stoker_wire.process.setting_values import (
-    SettingInfo,
-    converted,
-    masked,
-    meaning_of,
-    parsed,
-)
+from stoker_wire.process.setting_values import SettingInfo, converted, masked, meaning_of, parsed
 from stoker_wire.suggestions import nearest, suggestion
 
 PREFIX = "STOKER_"
@@ -295,6 +289,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     fake_gpu_file: Annotated[
         str, Meta(description="JSON file of GPUs that this node pretends to have (docs/gpus.md)")
     ] = ""
+    gpu_isolation: Annotated[
+        str,
+        Meta(description="have the kernel keep workers off GPUs of others: auto, required or off"),
+    ] = "auto"
     gpu_free_timeout_s: Annotated[
         float,
         Meta(ge=0, description="how long the memory of a released GPU may take to be free"),
@@ -328,6 +326,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="where objects go from a full shared memory; unset: the session's")
     ] = ""
 
+    run_as: Annotated[
+        str, Meta(description="Unix user of jobs whose token names none, where the nodelet is root")
+    ] = ""
+    run_as_dir: Annotated[str, Meta(description="folder of those users' jobs; unset: /tmp")] = ""
     job_dir_keep_s: Annotated[
         float,
         Meta(
@@ -559,6 +561,7 @@ def _hints() -> dict[str, Any]:
 
 
 _WORDS = {
+    "gpu_isolation": ("auto", "required", "off"),
     "log_level": ("debug", "info", "warning", "error", "critical"),
     "log_format": ("auto", "json", "text"),
     "tls": ("off", "server", "mutual"),

@@ -71,6 +71,7 @@ async def whoami(app: GcsApp, req: Request) -> Whoami:
         namespaces=sender.namespaces,
         token_id=sender.token_id,
         expires_at_s=sender.expires_at_s,
+        run_as=sender.run_as,
     )
 
 

@@ -22,7 +22,7 @@ from stoker_gcs.registry.schedules.rules import SCHEDULES
 from stoker_gcs.state import schema
 from stoker_wire.errors import ForbiddenError, UnauthorizedError
 from stoker_wire.http.auth import channel_proof
-from stoker_wire.http.principals import ROOT, Principal
+from stoker_wire.http.principals import ANONYMOUS, ROOT, Principal
 from stoker_wire.messages.common import ANY_NAMESPACE, Role
 from stoker_wire.messages.control import IdMatches
 from stoker_wire.messages.kernels import TUNING_NAMESPACE
@@ -45,6 +45,7 @@ GRACE_S = 60.0
 """The processes of a job that has ended may report and read for so long."""
 MAX_JOBS = 10_000
 """Jobs of one user that its lists look through, the newest."""
+_MAX_RESOLVED = 1_000
 _READS = frozenset({"GET", "HEAD"})
 _READING_POSTS = ("/locate", "/worker-logs")
 """The ends of paths of a POST that changes nothing."""
@@ -71,6 +72,8 @@ class Access:
         self._state = state
         self._jobs = jobs
         self._tokens = tokens
+        self._resolved: dict[str, tuple[Principal, Job, Principal]] = {}
+        """Job id -> what the last token of the job says, the record it was resolved with, and the outcome."""
 
     # -- who it is ------------------------------------------------------------------------------
 
@@ -98,14 +101,21 @@ class Access:
         over = job.ended_at_s is not None and job.ended_at_s + GRACE_S < self._state.now()
         if over and principal.job_id != DETACHED_JOB:
             raise _refused(f"{principal} has ended")
-        return Principal(
-            roles=principal.roles,
-            name=job.user,
-            job_id=principal.job_id,
-            actor_id=principal.actor_id,
-            origin_job_id=job_id,
-            namespaces=(namespace or job.namespace, *job.namespaces),
-        )
+        token, record, resolved = self._resolved.get(job_id, (None, None, ANONYMOUS))
+        if token is not principal or record is not job:
+            resolved = Principal(
+                roles=principal.roles,
+                name=job.user,
+                job_id=principal.job_id,
+                actor_id=principal.actor_id,
+                origin_job_id=job_id,
+                namespaces=(namespace or job.namespace, *job.namespaces),
+                run_as=job.run_as,
+            )
+            if len(self._resolved) >= _MAX_RESOLVED:
+                self._resolved.clear()
+            self._resolved[job_id] = principal, job, resolved
+        return resolved
 
     async def _job(self, job_id: str) -> Job | None:
         return self._jobs.live.get(job_id) or await self._jobs.find(job_id)
@@ -141,6 +151,8 @@ class Access:
         """
         changes = method not in _READS and not path.endswith(_READING_POSTS)
         if not params or principal.owns_all or (principal.sees_all and not changes):
+            return
+        if "namespace" in params and _may_use(principal, params["namespace"]):
             return
         owned = await self._owned(path.split("/")[2], params)
         if owned is not None and not await self._owns(principal, owned, changes=changes):
@@ -236,7 +248,13 @@ class Access:
     def submitter(self, principal: Principal) -> Submitter:
         """Return who submits a job by a request."""
         namespaces = (ANY_NAMESPACE,) if principal.owns_all else principal.namespaces
-        return Submitter(principal.name, namespaces, principal.token_id, principal.origin_job_id)
+        return Submitter(
+            principal.name,
+            namespaces,
+            principal.token_id,
+            principal.origin_job_id,
+            principal.run_as,
+        )
 
     # -- what it sees ---------------------------------------------------------------------------
 

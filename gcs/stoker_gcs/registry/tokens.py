@@ -93,6 +93,7 @@ class Tokens:
             raise BadRequestError(
                 "once is for join tokens, namespaces are for people", field="role"
             )
+        _check_run_as(body)
         seed = msgspec.json.encode([str(by), body, key or new_id(Prefix.REQUEST)])
         token_id = f"tok_{hashlib.sha256(seed).hexdigest()[:32]}"
         now = self._state.now()
@@ -106,6 +107,7 @@ class Tokens:
             expires_at_s=None if body.expires_in_s is None else now + body.expires_in_s,
             signed_by=self.signer.secret.id,
             once=body.once,
+            run_as=body.run_as,
         )
         records = self._records(hashlib.sha256(token_id.encode()).hexdigest())
         event = self._state.event(EventKind.TOKEN_CREATED, token_id, token)
@@ -122,6 +124,7 @@ class Tokens:
             namespaces=token.namespaces,
             token_id=token.token_id,
             expires_at_s=token.expires_at_s,
+            run_as=token.run_as,
         )
         return self.signer.user(principal, issued_at_s=token.created_at_s)
 
@@ -182,6 +185,20 @@ class Tokens:
         if len(self._valid) >= CACHE_SIZE:
             self._valid.clear()
         self._valid.add(token_id)
+
+
+def _check_run_as(body: CreateToken) -> None:
+    """Raise BadRequestError for a Unix user whom no token may name, or of a token that runs nothing."""
+    if body.run_as == "root":
+        raise BadRequestError(
+            "run_as: jobs do not run as root\ncreate a user of the nodes for them, and name that",
+            field="run_as",
+        )
+    if body.run_as and body.role not in (PersonRole.USER, PersonRole.ADMIN):
+        raise BadRequestError(
+            f"run_as: a {body.role} token starts no jobs\nit is for --role user and admin",
+            field="run_as",
+        )
 
 
 def _namespaces_of(body: CreateToken) -> tuple[str, ...]:

@@ -20,7 +20,10 @@ from stoker_wire.messages.cluster import Device, Link
 
 
 class FakeGpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One GPU, or a MIG slice; ``processes`` maps a pid to the bytes that it has allocated."""
+    """One GPU, or a MIG slice; ``processes`` maps a pid to the bytes that it has allocated.
+
+    ``device_node`` is the path of a character device in the place of /dev/nvidia0.
+    """
 
     name: str = "Fake GPU"
     memory_bytes: int = FAKE_MEMORY_BYTES
@@ -33,6 +36,7 @@ class FakeGpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     percent: float = 0.0
     xids: tuple[int, ...] = ()
     ecc_errors: int = 0
+    device_node: str = ""
 
 
 class FakeRack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,7 +85,19 @@ class FakeGpuFile:
             )
             for index, gpu in enumerate(rack.devices)
         )
-        return Inventory(devices, rack.driver_version, rack.cuda_version, rack.error)
+        nodes = {
+            index: frozenset((gpu.device_node,))
+            for index, gpu in enumerate(rack.devices)
+            if gpu.device_node
+        }
+        return Inventory(
+            devices,
+            rack.driver_version,
+            rack.cuda_version,
+            rack.error,
+            nodes=nodes,
+            guarded=frozenset().union(*nodes.values()),
+        )
 
     def sample(self, indices: Iterable[int]) -> Sample:
         """Return what the file says now; while it is being written, what it said before."""

@@ -17,12 +17,18 @@ FAKE_MEMORY_BYTES = 16 << 30
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The GPUs that were found, and the versions of their driver; ``error`` is why some are missing."""
+    """The GPUs that were found, and the versions of their driver; ``error`` is why some are missing.
+
+    ``nodes`` maps the index of a GPU to the paths of the device nodes that its user opens, ``guarded`` has
+    those of all GPUs of the machine, offered or not. A GPU that has none of its own is left out.
+    """
 
     devices: tuple[Device, ...] = ()
     driver_version: str = ""
     cuda_version: str = ""
     error: str = ""
+    nodes: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    guarded: frozenset[str] = frozenset()
 
     @property
     def labels(self) -> dict[str, str]:
@@ -70,6 +76,6 @@ def _is_named(device: Device, name: str) -> bool:
     return name == str(device.index) or device.uuid.startswith(name)
 
 
-def visible_mask(gpus: Mapping[int, float], slices: Mapping[int, str]) -> str:
-    """Return CUDA_VISIBLE_DEVICES for a lease: indices, of MIG ``slices`` their uuids, or nothing at all."""
-    return ",".join(slices.get(index, str(index)) for index in sorted(gpus))
+def visible_mask(gpus: Mapping[int, float], uuids: Mapping[int, str]) -> str:
+    """Return CUDA_VISIBLE_DEVICES for a lease: indices, or ``uuids`` of those that have one; or nothing."""
+    return ",".join(uuids.get(index, str(index)) for index in sorted(gpus))

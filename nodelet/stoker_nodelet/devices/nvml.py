@@ -7,6 +7,7 @@ so that tests put a fake in its place. What a GPU does not support is left out, 
 from __future__ import annotations
 
 import contextlib
+import glob
 import math
 from collections.abc import Callable, Iterable
 from itertools import combinations
@@ -22,6 +23,8 @@ from stoker_wire.messages.cluster import Device, Link
 T = TypeVar("T")
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
+_MIG_MINORS = Path("/proc/driver/nvidia-caps/mig-minors")
+"""Lines such as ``gpu0/gi3/ci0/access 31``: who may open /dev/nvidia-caps/nvidia-cap31 may use that slice."""
 _NO_INSTANCE = 0xFFFFFFFF
 """The GPU instance of an event that is about the whole GPU."""
 
@@ -52,20 +55,25 @@ def load_nvml() -> Nvml | MissingNvml | None:
 class Nvml:
     """The GPUs of this machine, by the library ``nvml``."""
 
-    def __init__(self, nvml: Any, pci_devices: Path = _PCI_DEVICES) -> None:
+    def __init__(
+        self, nvml: Any, pci_devices: Path = _PCI_DEVICES, mig_minors: Path = _MIG_MINORS
+    ) -> None:
         self._nvml = nvml
         self._pci_devices = pci_devices
+        self._mig_minors = mig_minors
         self._handles: dict[int, Any] = {}
         """Device index -> its handle; of a slice, that of the slice."""
         self._by_uuid: dict[str, list[tuple[int, int]]] = {}
         """Uuid of a GPU -> the devices that are it or its slices, each with its GPU instance."""
         self._parents: dict[int, Any] = {}
+        self._nodes: dict[int, frozenset[str]] = {}
+        """Device index -> the paths of its device nodes."""
         self._events: Any = None
 
     def inventory(self) -> Inventory:
         """Return all GPUs; one that fails is left out and named in the error."""
         nvml = self._nvml
-        for known in (self._handles, self._parents, self._by_uuid):
+        for known in (self._handles, self._parents, self._by_uuid, self._nodes):
             known.clear()
         try:
             nvml.nvmlInit()
@@ -86,9 +94,17 @@ class Nvml:
             next_slice += len(gpus) if gpus and gpus[0].mig_profile else 0
             found += gpus
         self._register_events()
+        guarded = frozenset(glob.glob("/dev/nvidia[0-9]*")).union(*self._nodes.values())
         found = self._with_links(visible(found))
         version = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
-        return Inventory(tuple(found), driver, version, "; ".join(errors))
+        return Inventory(
+            tuple(found),
+            driver,
+            version,
+            "; ".join(errors),
+            nodes={one.index: nodes for one in found if (nodes := self._nodes.get(one.index))},
+            guarded=guarded,
+        )
 
     def _optional(self, call: Callable[..., T], *arguments: Any) -> T | None:
         """Return what a call of NVML returns, or None where it is not supported."""
@@ -110,8 +126,11 @@ class Nvml:
             arch=_arch(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
             numa_node=self._numa_node(handle),
         )
+        minor = self._optional(nvml.nvmlDeviceGetMinorNumber, handle)
+        own_nodes = frozenset(() if minor is None else (f"/dev/nvidia{minor}",))
         mode = self._optional(nvml.nvmlDeviceGetMigMode, handle)
         if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            self._nodes[index] = own_nodes
             self._add(gpu, handle, handle, gpu.uuid, _NO_INSTANCE)
             return [gpu]
         slices: list[Device] = []
@@ -129,6 +148,8 @@ class Nvml:
                 parent_uuid=gpu.uuid,
             )
             instance = int(nvml.nvmlDeviceGetGpuInstanceId(part))
+            if own_nodes:
+                self._nodes[one.index] = own_nodes | self._rights(minor, instance, part)
             self._add(one, part, handle, gpu.uuid, instance)
             slices.append(one)
         return slices
@@ -137,6 +158,18 @@ class Nvml:
         self._handles[device.index] = handle
         self._parents[device.index] = parent
         self._by_uuid.setdefault(uuid, []).append((device.index, instance))
+
+    def _rights(self, minor: int | None, instance: int, part: Any) -> frozenset[str]:
+        """Return the device nodes by which the driver tells who may use a slice besides its GPU."""
+        compute = self._optional(self._nvml.nvmlDeviceGetComputeInstanceId, part)
+        whole = f"gpu{minor}/gi{instance}"
+        wanted = (f"{whole}/access", f"{whole}/ci{compute}/access")
+        with contextlib.suppress(OSError):
+            lines = (line.split() for line in self._mig_minors.read_text().splitlines())
+            rights = {line[0]: line[1] for line in lines if len(line) == 2}
+            found = [rights[name] for name in wanted if name in rights]
+            return frozenset(f"/dev/nvidia-caps/nvidia-cap{number}" for number in found)
+        return frozenset()  # a driver that keeps slices apart by other means
 
     def _numa_node(self, handle: Any) -> int:
         """Return the NUMA node as the kernel has it, by the PCI address ``00000000:3B:00.0``."""

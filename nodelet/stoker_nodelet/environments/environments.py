@@ -19,10 +19,11 @@ import zipfile
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoker_nodelet.environments.job_folders import JobFolders, copy_private
 from stoker_nodelet.environments.retention import EnvironmentRetention, touch
+from stoker_nodelet.unix_users import UnixUser, give_folder, give_tree
 from stoker_wire.constraints import variables
 from stoker_wire.errors import BadRequestError, NotFoundError, RuntimeEnvSetupError, StokerError
 from stoker_wire.process.background import Background
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
     from stoker_wire.messages.common import RuntimeEnv
 
 _PIP_S = 600.0
-_SWEEP_S = 60.0
+SWEEP_S = 60.0
+"""Between two looks at the limits."""
 _PIP_LINES = 20
+_WRITE = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
+"""Done by the user whose folder it is in: root would follow a link there."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 _MAX_MEMBERS = 100_000
 _MEMBER = b"PK\1\2"
@@ -55,16 +59,26 @@ class Environment:
     env_vars: dict[str, str] = field(default_factory=dict)
     sys_path: tuple[str, ...] = ()
     cwd: str = ""
+    user: UnixUser | None = None
+    """The Unix user of its workers, if it is another than the nodelet's."""
 
     @property
     def applicable_after_fork(self) -> bool:
         """Return whether a worker that was forked without it can still apply it."""
-        return self.python == sys.executable and not self.preload
+        return self.python == sys.executable and not self.preload and self.user is None
 
     def keyed(self) -> Environment:
         """Return this environment with the key that follows from its other fields."""
         env_vars = sorted(self.env_vars.items())
-        fields = (self.python, self.preload, env_vars, self.sys_path, self.cwd)
+        fields: tuple[object, ...] = (
+            self.python,
+            self.preload,
+            env_vars,
+            self.sys_path,
+            self.cwd,
+        )
+        if self.user is not None:
+            fields += (self.user.uid,)
         return replace(self, key=hashlib.sha256(repr(fields).encode()).hexdigest()[:16])
 
     def with_variables(self, more: dict[str, str]) -> Environment:
@@ -76,7 +90,9 @@ class Environment:
 class Environments:
     """The environments under ``root``; ``download`` fetches a package by its hash.
 
-    A working_dir is copied into the job's own folder among ``folders``, where it may be written to.
+    A working_dir is copied into the job's own folder among ``folders``, where it may be written to. All of
+    it is ``user``'s, if that is another than this process's own, and built as that user: a package of pip
+    may run code as it is built.
     """
 
     root: Path
@@ -85,6 +101,9 @@ class Environments:
     folders: JobFolders
     retention: EnvironmentRetention
     max_unpacked_bytes: int = 2 << 30
+    user: UnixUser | None = None
+    prefix: tuple[str, ...] = ()
+    """What the commands begin with that build a venv, which runs code of packages."""
     _builds: dict[Path, asyncio.Task[None]] = field(default_factory=dict)
     _folders_of: dict[str, frozenset[Path]] = field(default_factory=dict)
     """Packages and venvs, by the key of the environment that workers have of them."""
@@ -97,13 +116,11 @@ class Environments:
         if ours:
             self._folders_of[environment.key] = ours
 
-    async def sweep(self, keys: Callable[[], set[str]], forget: Callable[[str], object]) -> None:
-        """Enforce the limits for ever: ``keys`` are in use, and ``forget`` hears of pythons that are gone."""
-        while True:
-            await asyncio.sleep(_SWEEP_S)
-            in_use = self.in_use(keys())
-            for path in await asyncio.to_thread(self.retention.sweep, in_use):
-                forget(str(path / "bin" / "python"))
+    async def sweep(self, keys: Collection[str], forget: Callable[[str], object]) -> None:
+        """Enforce the limits: ``keys`` are in use, and ``forget`` hears of pythons that are gone."""
+        in_use = self.in_use(keys)
+        for path in await asyncio.to_thread(self.retention.sweep, in_use):
+            forget(str(path / "bin" / "python"))
 
     def in_use(self, keys: Collection[str]) -> set[Path]:
         """Return the folders of these environments and of running builds; forget those of all others."""
@@ -131,6 +148,7 @@ class Environments:
             env_vars=dict(wanted.env_vars),
             sys_path=tuple(dict.fromkeys(sys_path)),
             cwd=cwd,
+            user=self.user,
         ).keyed()
 
     async def _package(self, package: str) -> Path:
@@ -144,6 +162,10 @@ class Environments:
         path = self.folders.working_dir(job_id, package)
 
         async def copy() -> None:
+            if self.user is not None:  # whose packages may hold links by now: none of it is read
+                self.folders.make_folder(job_id)
+                await self._unpack(package, path)
+                return
             source = await self._package(package)
             self.folders.make_folder(job_id)
             await asyncio.to_thread(copy_private, source, path)
@@ -170,12 +192,14 @@ class Environments:
         partial = path.with_name(f"{path.name}.partial")
         await asyncio.to_thread(_check_content, content, package)
         await asyncio.to_thread(_extract, content, partial, package, self.max_unpacked_bytes)
+        if self.user is not None:
+            await asyncio.to_thread(give_tree, partial, self.user)
         partial.rename(path)
 
     async def _venv(self, requirements: tuple[str, ...]) -> Path:
         text = "\n".join(requirements) + f"\n{sys.version}\n{sys.prefix}"
         path = self.root / "venvs" / hashlib.sha256(text.encode()).hexdigest()[:16]
-        await self._build_once(path, lambda: _make_venv(path, requirements))
+        await self._build_once(path, lambda: _make_venv(path, requirements, self.prefix, self.user))
         return path / "bin" / "python"
 
     async def _build_once(self, path: Path, build: Callable[[], Awaitable[None]]) -> None:
@@ -291,20 +315,30 @@ def _too_many(package: str, count: str) -> RuntimeEnvSetupError:
     )
 
 
-async def _make_venv(path: Path, requirements: tuple[str, ...]) -> None:
+async def _make_venv(
+    path: Path,
+    requirements: tuple[str, ...],
+    prefix: tuple[str, ...] = (),
+    user: UnixUser | None = None,
+) -> None:
     """Make a venv that sees our own packages behind its own, and install ``requirements``."""
     partial = path.with_name(f"{path.name}.partial")
     await asyncio.to_thread(shutil.rmtree, partial, True)
     python = str(partial / "bin" / "python")
-    await _run([sys.executable, "-m", "venv", "--without-pip", str(partial)], "venv")
+    if user is not None:
+        partial.mkdir(mode=0o700)
+        give_folder(partial, user)
+    await _run([sys.executable, "-m", "venv", "--without-pip", str(partial)], "venv", user)
     ours = dict.fromkeys((sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]))
     lines = "".join(f"import site; site.addsitedir({entry!r})\n" for entry in ours)
     site = next((partial / "lib").glob("python*/site-packages"))
-    (site / "_stoker_parent.pth").write_text(lines)
+    await _run(
+        [sys.executable, "-c", _WRITE, str(site / "_stoker_parent.pth"), lines], "venv", user
+    )
     command = [sys.executable, "-m", "pip", "--python", python, "install"]
     command += ["--disable-pip-version-check", "--no-input", *requirements]
     try:
-        await _run(command, "pip install " + " ".join(requirements))
+        await _run(command, "pip install " + " ".join(requirements), user, prefix)
     except RuntimeEnvSetupError:
         await asyncio.to_thread(shutil.rmtree, partial, True)
         raise
@@ -312,13 +346,21 @@ async def _make_venv(path: Path, requirements: tuple[str, ...]) -> None:
     partial.rename(path)
 
 
-async def _run(command: list[str], what: str) -> None:
+async def _run(
+    command: list[str], what: str, user: UnixUser | None = None, prefix: tuple[str, ...] = ()
+) -> None:
+    options: dict[str, Any] = {}
+    if user is not None:
+        command = user.command(command)
+        options = {"env": user.environ(), "cwd": "/"}
     process = await asyncio.create_subprocess_exec(
+        *prefix,
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         start_new_session=True,
+        **options,
     )
     try:
         async with asyncio.timeout(_PIP_S):

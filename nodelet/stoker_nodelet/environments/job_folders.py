@@ -6,8 +6,9 @@
         <first digits of the package's hash>/   the working_dir, this job's alone
         output/                                 STOKER_JOB_OUTPUT_DIR, unless the nodes share one
 
-All processes of a job on this node share its folder; no other job does. It is removed some time after
-the job's end. Called by ``environments`` and ``workers``, and by the routes that send output away.
+All processes of a job on this node share its folder; no other job does. Of a job that runs as another
+Unix user it lies elsewhere (``user_folders``), and what is in it is that user's. It is removed some time
+after the job's end. Called by ``environments`` and ``workers``, and by the routes that send output away.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import fcntl
 import logging
 import os
 import shutil
+import stat
 import tarfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
+from stoker_nodelet.unix_users import UnixUser, give_folder, make_enterable
 from stoker_wire.errors import NotFoundError, PayloadTooLargeError
 from stoker_wire.ids import Prefix, is_id
 from stoker_wire.messages.work import NodeOutput
@@ -35,6 +39,8 @@ _log = logging.getLogger(__name__)
 _FICLONE = 0x40049409
 _CHUNK_BYTES = 1 << 20
 _SWEEP_S = 60.0
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(slots=True)
@@ -42,12 +48,13 @@ class JobFolders:
     """Folders of jobs under ``root``, kept for ``keep_s`` after a job's end and last process here.
 
     ``shared_output`` is a folder that all nodes share: then output is there, and only the user
-    removes it.
+    removes it. ``user`` is the one whose they are, if it is another than this process's own.
     """
 
     root: Path
     keep_s: float
     shared_output: Path | None = None
+    user: UnixUser | None = None
     _outputs: dict[str, str] = field(default_factory=dict)
     _ended_at_s: dict[str, float] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)
@@ -65,7 +72,10 @@ class JobFolders:
     def make_folder(self, job_id: str) -> Path:
         """Make a job's folder, which is this user's alone whatever the umask."""
         for folder in (self.root, self.root / job_id):
-            _make_private(folder)
+            if self.user is None:
+                _make_private(folder)
+            else:
+                make_enterable(folder)
         return self.root / job_id
 
     def make_output_dir(self, job_id: str) -> str:
@@ -77,6 +87,8 @@ class JobFolders:
                 if self.shared_output is None:
                     self.make_folder(job_id)
                 _make_private(folder)
+                if self.user is not None:
+                    give_folder(folder, self.user)
                 made = str(folder)
             except OSError as error:
                 _log.warning("%s gets no output folder: %s", job_id, error)
@@ -87,6 +99,10 @@ class JobFolders:
     def job_ids(self) -> set[str]:
         """Return the jobs that have a folder here and are not known to have ended."""
         return self._outputs.keys() - self._ended_at_s.keys()
+
+    def all_job_ids(self) -> set[str]:
+        """Return the jobs that have a folder here."""
+        return set(self._outputs)
 
     def ended(self, job_id: str) -> None:
         """Record a job's end: from now on its folder stays for ``keep_s``."""
@@ -136,7 +152,7 @@ class JobFolders:
 
     def summary(self, job_id: str, node_id: str) -> NodeOutput:
         """Return how much a job wrote here; blocks."""
-        files = [info for _, info in _entries(self._existing_output(job_id)) if info.isreg()]
+        files = [info for info in _entries(self._existing_output(job_id)) if info.isreg()]
         return NodeOutput(
             node_id=node_id,
             path=str(self.output_dir(job_id)),
@@ -152,14 +168,14 @@ class JobFolders:
         """
         folder = self._existing_output(job_id)
         entries = await asyncio.to_thread(lambda: list(_entries(folder)))
-        nbytes = sum(info.size for _, info in entries)
+        nbytes = sum(info.size for info in entries)
         if nbytes > MAX_OUTPUT_BYTES:
             raise PayloadTooLargeError(
                 f"{job_id} wrote {nbytes / 2**30:.1f} GiB on this node\n"
                 f"at most {MAX_OUTPUT_BYTES >> 30} GiB are sent, it is in {folder}\n"
                 "let jobs write so much to storage that the nodes share"
             )
-        return _tar(entries)
+        return _tar(folder, entries, self.user)
 
     def _existing_output(self, job_id: str) -> Path:
         # Only an id may become part of a path.
@@ -198,47 +214,69 @@ def _clone(source: str, target: str) -> str:
     return target
 
 
-def _entries(folder: Path) -> list[tuple[Path, tarfile.TarInfo]]:
-    """Return folders, files, and links that stay inside, in an order that a reader can unpack."""
+def _entries(folder: Path) -> list[tarfile.TarInfo]:
+    """Return folders, files, and links that stay inside, in an order that a reader can unpack.
+
+    Whoever writes there may put a link in the place of a folder meanwhile: none is followed.
+    """
     entries = []
     root = folder.resolve()
-    for parent, folders, files in os.walk(root):
+    for parent, folders, files, fd in os.fwalk(root):
         folders.sort()
         for name in sorted([*folders, *files]):
-            path = Path(parent, name)
             with contextlib.suppress(OSError):
-                if info := _entry(path, root):
-                    entries.append((path, info))
+                if info := _entry(Path(parent, name), fd, root):
+                    entries.append(info)
     return entries
 
 
-def _entry(path: Path, root: Path) -> tarfile.TarInfo | None:
-    status = path.lstat()
+def _entry(path: Path, folder_fd: int, root: Path) -> tarfile.TarInfo | None:
+    status = os.stat(path.name, dir_fd=folder_fd, follow_symlinks=False)
     info = tarfile.TarInfo(str(path.relative_to(root)))
     info.mtime, info.mode = status.st_mtime, status.st_mode & 0o777
-    if path.is_symlink():
-        target = os.readlink(path)
+    if stat.S_ISLNK(status.st_mode):
+        target = os.readlink(path.name, dir_fd=folder_fd)
         if os.path.isabs(target) or not path.resolve().is_relative_to(root):
             return None
         info.type, info.linkname = tarfile.SYMTYPE, target
-    elif path.is_dir():
+    elif stat.S_ISDIR(status.st_mode):
         info.type = tarfile.DIRTYPE
-    elif path.is_file():
+    elif stat.S_ISREG(status.st_mode):
         info.size = status.st_size
     else:
         return None
     return info
 
 
-async def _tar(entries: list[tuple[Path, tarfile.TarInfo]]) -> AsyncIterator[bytes]:
-    for path, info in entries:
+def _open_inside(root: Path, name: str, user: UnixUser | None) -> BinaryIO:
+    """Open a file below a folder, following no link; OSError for what is no file, or not ``user``'s."""
+    *folders, last = Path(name).parts
+    fd = os.open(root, _FOLDER)
+    for part, flags in (*((folder, _FOLDER) for folder in folders), (last, _FILE)):
+        try:
+            inner = os.open(part, flags, dir_fd=fd)
+        finally:
+            os.close(fd)
+        fd = inner
+    status = os.fstat(fd)
+    # A hard link to a file of ours is a file, too.
+    if not stat.S_ISREG(status.st_mode) or (user is not None and status.st_uid != user.uid):
+        os.close(fd)
+        raise PermissionError(f"{name} is not a file of this job")
+    return os.fdopen(fd, "rb")
+
+
+async def _tar(
+    root: Path, entries: list[tarfile.TarInfo], user: UnixUser | None
+) -> AsyncIterator[bytes]:
+    for info in entries:
         if not info.isreg():
             yield info.tobuf(tarfile.PAX_FORMAT)
             continue
         try:
-            file = await asyncio.to_thread(path.open, "rb")
+            file = await asyncio.to_thread(_open_inside, root, info.name, user)
         except OSError as error:  # it was removed, or may not be read: the rest is still wanted
-            _log.info("%s is left out of the output: %s", path, error)
+            _log.info("%s is left out of the output: %s", info.name, error)
             continue
         with file:
             yield info.tobuf(tarfile.PAX_FORMAT)

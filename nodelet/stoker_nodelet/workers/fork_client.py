@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from stoker_nodelet.unix_users import UnixUser
 from stoker_nodelet.workers.forkserver import HEAD, ForkServerHandle, start_forkserver
 from stoker_wire.errors import RuntimeEnvSetupError, UnavailableError
 from stoker_wire.process import process_tree
@@ -28,7 +29,11 @@ _FORK_S = 60.0  # covers the import of the target and of the preloaded modules
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """One child: a worker (``boot`` is a packed WorkerBoot) or a program (``argv``)."""
+    """One child: a worker (``boot`` is a packed WorkerBoot) or a program (``argv``).
+
+    ``cgroup`` is the folder of the cgroup that it enters first. With ``user`` it becomes that user's, in an
+    interpreter of its own: ``python``, with ``preload``, which takes over the socket at ``socket_path``.
+    """
 
     worker_id: str
     log_path: str
@@ -37,6 +42,11 @@ class ForkRequest:
     sys_path: tuple[str, ...] = ()
     boot: bytes = b""
     argv: tuple[str, ...] = ()
+    cgroup: str = ""
+    user: UnixUser | None = None
+    python: str = ""
+    preload: tuple[str, ...] = ()
+    socket_path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +204,8 @@ def _fields(request: ForkRequest) -> dict[str, Any]:
 class ForkServerPool:
     """The fork servers of this node, by python executable and preloaded modules.
 
-    ``cleanup_paths`` are the folders that they remove if this process is killed.
+    ``cleanup_paths`` are the folders that they remove if this process is killed, ``prefix`` is what their
+    command begins with.
     """
 
     target: str
@@ -202,7 +213,9 @@ class ForkServerPool:
     on_exit: OnExit
     background: Background
     cleanup_paths: tuple[Path, ...] = ()
+    prefix: tuple[str, ...] = ()
     _servers: dict[tuple[str, tuple[str, ...]], ForkServer] = field(default_factory=dict)
+    _stopped: bool = False
 
     def attach(self, handle: ForkServerHandle) -> None:
         """Take over a fork server that was started before the nodelet."""
@@ -210,12 +223,18 @@ class ForkServerPool:
 
     def get(self, python: str, preload: tuple[str, ...]) -> ForkServer:
         """Return the fork server for these, starting one if there is none alive."""
+        if self._stopped:
+            raise UnavailableError("this node stops: nothing is forked any more")
         key = (python, preload)
         server = self._servers.get(key)
         if server is None or server.lost:
             log_path = self.log_dir / f"forkserver-{len(self._servers)}.log"
             handle = start_forkserver(
-                target=self.target, preload=preload, python=python, log_path=log_path
+                target=self.target,
+                preload=preload,
+                python=python,
+                log_path=log_path,
+                prefix=self.prefix,
             )
             server = self._add(key, handle)
         return server
@@ -226,7 +245,8 @@ class ForkServerPool:
             self.background.spawn(self._servers.pop(key).stop(), name="forkserver-stop")
 
     async def stop(self) -> None:
-        """Stop all of them, and with them every worker."""
+        """Stop all of them, and with them every worker; no other is started."""
+        self._stopped = True
         async with asyncio.TaskGroup() as group:
             for server in self._servers.values():
                 group.create_task(server.stop())

@@ -17,6 +17,9 @@ it died) everything else is killed at once, and the folders of a killed nodelet 
 and of its sockets are removed. If this process itself is killed, the *reaper* above it does all that
 (:mod:`stoker_nodelet.workers.reaper`).
 
+Of one that runs as another Unix user it forks the child, which then runs a program of its own
+(:mod:`stoker_nodelet.workers.run_as`).
+
 It must never start a thread or initialise CUDA: neither survives a fork. For the same reason nothing
 here relies on a thread.
 """
@@ -26,6 +29,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
 import os
 import select
 import signal
@@ -36,9 +40,10 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from stoker_nodelet.objects import arena
+from stoker_nodelet.workers import run_as
 from stoker_nodelet.workers.environ import wipe_initial
 from stoker_nodelet.workers.reaper import (
     PR_SET_CHILD_SUBREAPER,
@@ -97,16 +102,18 @@ def start_forkserver(
     python: str | None = None,
     env: Mapping[str, str] | None = None,
     log_path: Path | None = None,
+    prefix: Sequence[str] = (),
 ) -> ForkServerHandle:
     """Start a fork server and return at once; it imports ``target`` while the caller goes on.
 
     ``target`` is ``module:function`` and is called with a ``WorkerBoot`` in each forked child. A
     function ``prepare`` of that module is called once, before the first fork. ``preload`` are
-    further modules to import. ``env`` is added to this process's environment.
+    further modules to import. ``env`` is added to this process's environment, ``prefix`` is put before the
+    command.
     """
     executable = python or sys.executable
     ours, theirs = socket.socketpair()
-    command = [executable, "-P", "-m", "stoker_nodelet.workers.forkserver"]
+    command = [*prefix, executable, "-P", "-m", "stoker_nodelet.workers.forkserver"]
     owner = Owner.current()
     command += ["--owner", str(owner.pid), str(owner.started)]
     command += ["--fd", str(theirs.fileno()), "--target", target]
@@ -192,21 +199,20 @@ def _serve(
         sock.set_inheritable(False)
         started_at_s = time.monotonic()
         try:
-            function = _import_target(target, preload)
+            for extra in preload:
+                importlib.import_module(extra)
+            function = import_target(target)
         except BaseException as error:
             import traceback
 
             text = "".join(traceback.format_exception_only(error)).strip()
             _send(sock, {"ev": "import_failed", "error": text})
             raise
-        _ForkLoop(sock, function, reaper, owner).serve(time.monotonic() - started_at_s)
+        _ForkLoop(sock, function, target, reaper, owner).serve(time.monotonic() - started_at_s)
 
 
-def _import_target(target: str, preload: Sequence[str]) -> Callable[[Any], None]:
-    import importlib
-
-    for extra in preload:
-        importlib.import_module(extra)
+def import_target(target: str) -> Callable[[Any], None]:
+    """Return the function of a worker, with what it and its module need."""
     name, _, function = target.partition(":")
     module = importlib.import_module(name)
     entry: Callable[[Any], None] = getattr(module, function)
@@ -227,10 +233,16 @@ class _ForkLoop:
     """The loop of the process: requests in, forks and exits out."""
 
     def __init__(
-        self, sock: socket.socket, target: Callable[[Any], None], reaper: Reaper, owner: Owner
+        self,
+        sock: socket.socket,
+        target: Callable[[Any], None],
+        target_name: str,
+        reaper: Reaper,
+        owner: Owner,
     ) -> None:
         self._sock = sock
         self._target = target
+        self._target_name = target_name
         self._reaper = reaper
         self._owner = owner
         self._workers: dict[str, int] = {}
@@ -316,11 +328,14 @@ class _ForkLoop:
             self._report({"ev": "fork_failed", "worker_id": worker_id, "error": error})
             return
         parent = os.getpid()
+        user = request.get("user")
+        told, tell = os.pipe() if user else (-1, -1)
         # One that is sent to the child at once waits until it has handlers of its own: ours would take it.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         try:
             pid = os.fork()
         except OSError as failure:
+            _close(told, tell)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
             error = f"fork: {failure.strerror}"
             self._report({"ev": "fork_failed", "worker_id": worker_id, "error": error})
@@ -330,8 +345,17 @@ class _ForkLoop:
             os.close(self._reaper.fd)
             os.close(self._wake_r)
             os.close(self._wake_w)
+            if user:
+                _run_as(request, self._target_name, parent, tell)
             _run_child(request, self._target, parent)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        if user:
+            os.close(tell)
+            error = run_as.wait_for_exec(told)
+            os.close(told)
+            if error:
+                self._report({"ev": "fork_failed", "worker_id": worker_id, "error": error})
+                return
         self._workers[worker_id] = pid
         self._names[pid] = worker_id
         self._report({"ev": "forked", "worker_id": worker_id, "pid": pid})
@@ -412,11 +436,14 @@ def _signal_tree(pid: int, signum: int) -> set[int]:
     return set(below)
 
 
-def _run_child(request: dict[str, Any], target: Callable[[Any], None], parent: int) -> None:
-    """Turn the forked process into a worker (or, with ``argv``, another program). Never returns."""
-    code = 1
-    try:
+def _run_child(request: dict[str, Any], target: Callable[[Any], None], parent: int) -> NoReturn:
+    """Turn the forked process into a worker (or, with ``argv``, another program)."""
+
+    def run() -> None:
         _apply_request(request, parent)
+        os.environ.update(request["env"])
+        if request["cwd"]:
+            os.chdir(request["cwd"])
         if request["argv"]:
             os.execvpe(request["argv"][0], request["argv"], os.environ)
         _reset_interpreter(request)
@@ -425,6 +452,26 @@ def _run_child(request: dict[str, Any], target: Callable[[Any], None], parent: i
         from stoker_wire.messages.node_api import WorkerBoot
 
         target(msgspec.msgpack.decode(request["boot"], type=WorkerBoot))
+
+    run_target(run)
+
+
+def _run_as(request: dict[str, Any], target: str, parent: int, tell: int) -> NoReturn:
+    """Turn the forked process into another user's."""
+    try:
+        _apply_request(request, parent)
+        os.fchown(1, request["user"]["uid"], request["user"]["gid"])  # for who opens /dev/stdout
+        os.environ.update(request["env"])
+        run_as.start(request, target, parent, tell)
+    finally:
+        os._exit(1)
+
+
+def run_target(run: Callable[[], None]) -> NoReturn:
+    """Run a worker, and end this process as an interpreter would."""
+    code = 1
+    try:
+        run()
         code = 0
     except SystemExit as exit_:
         code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
@@ -447,7 +494,7 @@ def _offer_to_oom_killer() -> None:
 
 
 def _apply_request(request: dict[str, Any], parent: int) -> None:
-    """Take a session of our own, end with the fork server, open the log, set environment and cwd."""
+    """Take a session of our own, end with the fork server, open the log, enter the cgroup."""
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -466,9 +513,8 @@ def _apply_request(request: dict[str, Any], parent: int) -> None:
     os.dup2(log, 2)
     os.close(log)
     os.close(null)
-    os.environ.update(request["env"])
-    if request["cwd"]:
-        os.chdir(request["cwd"])
+    if request["cgroup"]:
+        Path(request["cgroup"], "cgroup.procs").write_text("0")  # or nothing runs
 
 
 def _reset_interpreter(request: dict[str, Any]) -> None:
@@ -483,7 +529,13 @@ def _reset_interpreter(request: dict[str, Any]) -> None:
         sys.modules["numpy.random"].seed()
 
 
-def _exit(code: int) -> None:
+def _close(*fds: int) -> None:
+    for fd in fds:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _exit(code: int) -> NoReturn:
     import atexit
 
     try:

@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stoker_nodelet.core import LeaseTerms, WorkKind
 from stoker_nodelet.devices.inventory import visible_mask
 from stoker_nodelet.environments.environments import Environment
 from stoker_nodelet.kernels.cache import TRITON_VARIABLE
 from stoker_nodelet.workers.fork_client import ForkRequest
 from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.cluster import Lease, WorkerSpec
+from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.node_api import WorkerBoot
 from stoker_wire.messages.work import DETACHED_JOB
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stoker_nodelet.identity import Identity
 
 _BUILTINS = frozenset(
@@ -63,11 +67,14 @@ class LaunchSpec:
         cpus = self.lease.resources.get("CPU", 0.0)
         variables = {
             "STOKER_TOKEN": self.token(identity),
-            "CUDA_VISIBLE_DEVICES": visible_mask(self.lease.gpus, identity.gpu_slices),
+            "CUDA_VISIBLE_DEVICES": visible_mask(self.lease.gpus, identity.gpu_uuids),
         }
         if self.lease.gpus and not identity.fake_gpus:
             variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order that NVML counts in
-        if identity.triton_dir:
+        user = self.environment.user
+        if user is not None:
+            variables.update(user.variables)
+        elif identity.triton_dir:  # the node's own, which another user must not write to
             variables[TRITON_VARIABLE] = identity.triton_dir
         if "OMP_NUM_THREADS" not in os.environ:
             variables["OMP_NUM_THREADS"] = str(max(1, int(cpus)))
@@ -76,12 +83,11 @@ class LaunchSpec:
         return {**variables, **self.environment.env_vars}
 
 
-def _id_variables(identity: Identity, worker_id: str) -> dict[str, str]:
-    return {
-        "STOKER_NODE_ID": identity.node_id,
-        "STOKER_WORKER_ID": worker_id,
-        "STOKER_SESSION_DIR": str(identity.session_dir),
-    }
+def _id_variables(identity: Identity, worker_id: str, launch: LaunchSpec | None) -> dict[str, str]:
+    variables = {"STOKER_NODE_ID": identity.node_id, "STOKER_WORKER_ID": worker_id}
+    if launch is None or launch.environment.user is None:
+        variables["STOKER_SESSION_DIR"] = str(identity.session_dir)
+    return variables
 
 
 def worker_fork(
@@ -99,6 +105,7 @@ def worker_fork(
     environment = launch.environment if launch else Environment()
     variables = launch.variables(identity) if launch else {"CUDA_VISIBLE_DEVICES": ""}
     log_path = identity.worker_log(worker_id)
+    user = environment.user
     boot = WorkerBoot(
         worker_id=worker_id,
         node_id=identity.node_id,
@@ -107,26 +114,36 @@ def worker_fork(
         nodelet_unix=identity.unix,
         gcs_url=identity.gcs_url,
         token=token,
-        session_dir=str(identity.session_dir),
-        arena_dir=str(identity.arena_dir),
+        session_dir=str(identity.session_dir) if user is None else "",
+        arena_dir=str(identity.arena_dir) if user is None else "",
         socket_path=str(identity.socket_path(worker_id)),
         log_path=str(log_path),
         job_id=launch.lease.job_id if launch else "",
         mark_key=mark_key,
-        **({"runtime_env": launch.spec.runtime_env} if launch else {}),
+        run_as=user.name if user is not None else "",
+        runtime_env=launch.spec.runtime_env if launch else RuntimeEnv(),
     )
     return ForkRequest(
         worker_id=worker_id,
         log_path=str(log_path),
-        env={**variables, **_id_variables(identity, worker_id)},
+        env={**variables, **_id_variables(identity, worker_id, launch)},
         cwd=environment.cwd,
         sys_path=environment.sys_path,
         boot=msgspec.msgpack.encode(boot),
+        user=user,
+        python=environment.python,
+        preload=environment.preload,
+        socket_path=boot.socket_path,
     )
 
 
-def driver_fork(identity: Identity, worker_id: str, launch: LaunchSpec) -> ForkRequest:
-    """Return the start of a job's entrypoint, run by a shell in a process group of its own."""
+def driver_fork(
+    identity: Identity, worker_id: str, launch: LaunchSpec, *, token_file: Path
+) -> ForkRequest:
+    """Return the start of a job's entrypoint, run by a shell in a process group of its own.
+
+    ``token_file`` is where it, and what it starts, finds its token.
+    """
     driver = launch.spec.driver
     if driver is None:
         raise BadRequestError(f"{launch.lease.lease_id} has no entrypoint", field="worker.driver")
@@ -139,12 +156,12 @@ def driver_fork(identity: Identity, worker_id: str, launch: LaunchSpec) -> ForkR
         "STOKER_ADDRESS": identity.gcs_url,
         "STOKER_JOB_ID": driver.job_id,
         "STOKER_JOB_ATTEMPT": str(driver.attempt),
-        **_id_variables(identity, worker_id),
+        **_id_variables(identity, worker_id, launch),
         **driver.env,
     }
     if "STOKER_TOKEN" not in driver.env.keys() | environment.env_vars.keys():
         # A shell may run for days: what it starts late finds here what is good by then.
-        variables["STOKER_TOKEN_FILE"] = str(identity.token_file(worker_id))
+        variables["STOKER_TOKEN_FILE"] = str(token_file)
     if path:
         variables["PYTHONPATH"] = path
     # `python` in an entrypoint is the one that has stoker, even if the node's shell knows another.
@@ -156,6 +173,7 @@ def driver_fork(identity: Identity, worker_id: str, launch: LaunchSpec) -> ForkR
         env=variables,
         cwd=environment.cwd,
         argv=("/bin/sh", "-c", shell_script(driver.entrypoint, variables["PATH"])),
+        user=environment.user,
     )
 
 
@@ -177,3 +195,15 @@ def shell_script(entrypoint: str, path: str) -> str:
     if not words or not is_single or words[0] in _BUILTINS or not shutil.which(words[0], path=path):
         return entrypoint
     return f"exec {entrypoint}"
+
+
+def terms_of(lease: Lease) -> LeaseTerms:
+    """Return what the lease machine knows of a lease."""
+    return LeaseTerms(
+        lease_id=lease.lease_id,
+        job_id=lease.job_id,
+        kind=WorkKind(lease.kind),
+        node_incarnation=lease.node_incarnation,
+        gpus=lease.gpus,
+        actor_id=lease.actor_id,
+    )

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +28,11 @@ from stoker_nodelet.core.events import (
     WorkerKillRequested,
 )
 from stoker_nodelet.devices import limits
+from stoker_nodelet.devices.isolation import Isolation
+from stoker_nodelet.environments.user_folders import UserFolders
 from stoker_nodelet.identity import Identity
 from stoker_nodelet.telemetry.logs import LogFile, Logs
+from stoker_nodelet.workers.exec_worker import CANNOT_START
 from stoker_nodelet.workers.fork_client import ForkServer, ForkServerPool
 from stoker_nodelet.workers.launch_spec import LaunchSpec, driver_fork, worker_fork
 from stoker_wire.data.output_marks import KEY_BYTES
@@ -49,6 +52,7 @@ from stoker_wire.process.call_deadline import CallDeadline, cell_path, read_dead
 
 if TYPE_CHECKING:
     from stoker_nodelet.core.commands import NotifyWorker
+    from stoker_wire.messages.cluster import WorkerExit
 
 _ASSIGN_S = 10.0
 _RETIRE_S = 5.0
@@ -85,17 +89,24 @@ class Process:
     gpus_free: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it holds no GPU any longer: it has exited, or stays without them."""
 
+    def cannot_start(self, worker_exit: WorkerExit) -> bool:
+        """Return whether a worker with an interpreter of its own says that no other would start."""
+        alone = self.launch is not None and self.launch.environment.user is not None
+        return alone and worker_exit.exit_code == CANNOT_START
+
 
 @dataclass(slots=True)
 class Processes:
     """The living processes of this node, by worker id; ``launches`` has one entry per lease held."""
 
     identity: Identity
+    users: UserFolders
     state: State
     forks: ForkServerPool
     logs: Logs
     background: Background
     dispatch: Callable[[Event], object]
+    isolation: Isolation | None = None
     living: dict[str, Process] = field(default_factory=dict)
     launches: dict[str, LaunchSpec] = field(default_factory=dict)
 
@@ -105,26 +116,35 @@ class Processes:
         mark_key = b""  # a driver marks nothing
         own_token = identity.tokens.worker(worker_id)
         try:
+            environment = launch.environment if launch is not None else None
+            user = environment.user if environment is not None else None
+            token_file, socket_path = None, None
             if launch is not None and launch.spec.driver is not None:
-                request = driver_fork(identity, worker_id, launch)
-                socket_path = None
+                token_file = identity.token_file(worker_id)
+                if user is not None:
+                    token_file = self.users.token_file(user, worker_id)
+                request = driver_fork(identity, worker_id, launch, token_file=token_file)
             else:
                 mark_key = os.urandom(KEY_BYTES)
                 request = worker_fork(
                     identity, worker_id, launch, token=own_token, mark_key=mark_key
                 )
                 socket_path = identity.socket_path(worker_id)
-            environment = launch.environment if launch else None
+            if user is not None:
+                environment = None  # no code of another user's runs in a fork server
+            if self.isolation is not None:
+                cgroup = self.isolation.add(worker_id, launch.lease.gpus if launch else ())
+                request = replace(request, cgroup=cgroup)
             server = self.forks.get(
                 environment.python if environment else identity.python,
                 environment.preload if environment else (),
             )
             log_path = Path(request.log_path)
             process = Process(server, log_path, socket_path, launch, own_token)
-            if socket_path is None and launch is not None:
+            if token_file is not None and launch is not None:
                 process.served, process.job_token = launch, launch.token(identity)
-                process.token_file = identity.token_file(worker_id)
-                write_private(process.token_file, f"{process.job_token}\n")
+                process.token_file = token_file
+                write_private(token_file, f"{process.job_token}\n")
             self.living[worker_id] = process
             self._add_log(worker_id, log_path, launch, mark_key)
             pid = await server.fork(request)
@@ -183,6 +203,8 @@ class Processes:
         if launch is not None and log is not None:
             log.job_id = launch.lease.job_id
             log.name = launch.name
+        if launch is not None and self.isolation is not None:
+            self.isolation.grant(worker.worker_id, worker.gpus)
         environment = launch.environment if launch is not None and late else None
         token = launch.token(self.identity) if launch else ""
         if launch is not None:
@@ -212,7 +234,9 @@ class Processes:
             leaves, uses_gpus = True, False
         except ConflictError as error:
             leaves = False
-            uses_gpus = bool(error.extra.get("runs")) or limits.in_use(process.pid)
+            runs = bool(error.extra.get("runs"))
+            # In this order: what it has not opened by then, it cannot open any more.
+            uses_gpus = runs or not self._revoke(worker_id) or limits.in_use(process.pid)
         except StokerError as error:
             if worker_id in self.state.workers:
                 reason = f"idle, and it does not answer: {error}"
@@ -228,6 +252,16 @@ class Processes:
         worker = self.state.workers.get(worker_id)
         if worker is not None and not worker.gpus:
             process.gpus_free.set()
+
+    def _revoke(self, worker_id: str) -> bool:
+        """Let a worker open no GPU any more, where GPUs are isolated; return whether that is so."""
+        try:
+            if self.isolation is not None:
+                self.isolation.grant(worker_id, ())
+        except StokerError as error:
+            _log.warning("%s keeps its GPUs, and is ended: %s", worker_id, error)
+            return False
+        return True
 
     def client_of(self, process: Process) -> Client:
         """Return the client of a worker's own API."""
@@ -309,6 +343,8 @@ class Processes:
     def remove(self, worker_id: str) -> None:
         """Drop a process that has exited, with its socket and its client."""
         process = self.living.pop(worker_id, None)
+        if self.isolation is not None:
+            self.isolation.remove(worker_id)
         if process is None:
             return
         process.exited.set()

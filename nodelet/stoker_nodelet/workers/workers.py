@@ -15,7 +15,6 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
 from stoker_nodelet.core import (
-    LeaseTerms,
     State,
     WorkerEntry,
     WorkerPhase,
@@ -41,6 +40,7 @@ from stoker_nodelet.core.events import (
     BundlesRequested,
     CallbacksRegistered,
     Event,
+    ForkFailed,
     GpuReleased,
     JobDeleted,
     JobFinished,
@@ -55,9 +55,9 @@ from stoker_nodelet.core.events import (
     WorkerSpent,
 )
 from stoker_nodelet.devices import limits
+from stoker_nodelet.devices.isolation import Isolation
 from stoker_nodelet.devices.signals import GpuSignals
-from stoker_nodelet.environments.environments import Environments
-from stoker_nodelet.environments.job_folders import JobFolders
+from stoker_nodelet.environments.user_folders import UserFolders
 from stoker_nodelet.identity import NO_ADDRESS, Identity
 from stoker_nodelet.kernels.compiler import KernelCompiler
 from stoker_nodelet.objects.index import ObjectIndex
@@ -65,11 +65,12 @@ from stoker_nodelet.telemetry.driver_reports import DriverReports
 from stoker_nodelet.telemetry.exits import LOG_LINES, Exits, describe
 from stoker_nodelet.telemetry.logs import Logs
 from stoker_nodelet.workers.fork_client import ForkExit, ForkServerPool
-from stoker_nodelet.workers.launch_spec import LaunchSpec
+from stoker_nodelet.workers.launch_spec import LaunchSpec, terms_of
 from stoker_nodelet.workers.processes import Process, Processes
 from stoker_wire.errors import (
     ConflictError,
     NotFoundError,
+    RuntimeEnvSetupError,
     StokerError,
     error_for,
 )
@@ -117,14 +118,14 @@ class Workers:
     identity: Identity
     state: State
     target: InitVar[str]
-    environments: Environments
-    folders: JobFolders
+    users: UserFolders
     kernels: KernelCompiler
     exits: Exits
     logs: Logs
     objects: ObjectIndex
     driver_reports: DriverReports
     background: Background
+    isolation: InitVar[Isolation | None] = None
     forks: ForkServerPool = field(init=False)
     processes: Processes = field(init=False)
     member: asyncio.Event = field(default_factory=asyncio.Event)
@@ -139,17 +140,25 @@ class Workers:
     """The last attempt that was ended here, by job."""
     _oom_kills: int = field(default_factory=limits.oom_kills)
 
-    def __post_init__(self, target: str) -> None:
+    def __post_init__(self, target: str, isolation: Isolation | None) -> None:
         identity = self.identity
         self.forks = ForkServerPool(
             target,
             identity.log_dir,
             self.on_exit,
             self.background,
-            (identity.arena_dir, identity.socket_dir),
+            (identity.arena_dir, identity.socket_dir, self.users.root),
+            isolation.without_gpus if isolation is not None else (),
         )
         self.processes = Processes(
-            identity, self.state, self.forks, self.logs, self.background, self.dispatch
+            identity,
+            self.users,
+            self.state,
+            self.forks,
+            self.logs,
+            self.background,
+            self.dispatch,
+            isolation,
         )
 
     # Requests
@@ -194,15 +203,17 @@ class Workers:
     async def _start_lease(self, request: StartLease) -> StartedLease:
         wanted = request.worker.runtime_env
         job_id = request.lease.job_id
-        output_dir = self.folders.make_output_dir(job_id)
+        user = await self.users.users.find(request.worker.run_as)
+        folders = self.users.of(user)
+        output_dir = folders.jobs.make_output_dir(job_id)
         self._preparing.append(job_id)
         try:
-            environment = await self.environments.prepare(wanted, job_id)
-            if wanted.kernels:
+            environment = await folders.environments.prepare(wanted, job_id)
+            if wanted.kernels and user is None:  # another user's code must not run to compile them
                 environment = await self.kernels.prepare(wanted, environment, request.lease.gpus)
         finally:
             self._preparing.remove(job_id)
-        self.environments.track(environment)
+        folders.environments.track(environment)
         lease_id = request.lease.lease_id
         waiting = self._waiting.get(lease_id)
         if waiting is None:
@@ -216,7 +227,7 @@ class Workers:
         self.dispatch(
             LeaseRequested(
                 at_s=time.monotonic(),
-                lease=_terms_of(request.lease),
+                lease=terms_of(request.lease),
                 epoch=request.epoch,
                 env_key=environment.key,
                 applicable_after_fork=environment.applicable_after_fork,
@@ -233,7 +244,7 @@ class Workers:
         self.dispatch(
             BundlesRequested(
                 at_s=time.monotonic(),
-                leases=tuple(_terms_of(lease) for lease in request.leases),
+                leases=tuple(terms_of(lease) for lease in request.leases),
                 epoch=request.epoch,
                 prepare=request.prepare,
             )
@@ -355,7 +366,7 @@ class Workers:
         """End the processes of a finished job and free its objects."""
         self.dispatch(JobFinished(at_s=time.monotonic(), job_id=job_id))
         self.objects.free_job(job_id, keep_owners=self._actor_owners())
-        self.folders.ended(job_id)
+        self.users.ended(job_id)
         self._ended_attempts.pop(job_id, None)
 
     def end_attempt(self, job_id: str, attempt: int) -> None:
@@ -368,13 +379,6 @@ class Workers:
     def forget_job(self, job_id: str) -> None:
         """Forget a job that is deleted: another may have its id."""
         self.dispatch(JobDeleted(job_id=job_id))
-
-    async def sweep_folders(self) -> None:
-        """Remove, again and again, the folders of jobs that ended long ago and run nothing here."""
-        while True:
-            await asyncio.sleep(self.folders.sweep_s)
-            with contextlib.suppress(StokerError):  # the gcs is away, and is asked again
-                await self.folders.sweep(self.jobs_here(), self.driver_reports.has_ended)
 
     def jobs_here(self) -> set[str]:
         """Return the jobs that have a process or a lease here, or are about to."""
@@ -545,7 +549,11 @@ class Workers:
         for owner_id in owner_ids:
             self.objects.free_owner(owner_id)
         cause = "\n".join((worker_exit.cause, *worker_exit.last_log_lines[-10:]))
-        self.dispatch(WorkerExited(at_s=time.monotonic(), worker_id=worker_id, cause=cause))
+        if worker.phase is WorkerPhase.STARTING and process.cannot_start(worker_exit):
+            code, reason = RuntimeEnvSetupError.code, f"its worker cannot start\n{cause}"
+            self.dispatch(ForkFailed(worker_id=worker_id, reason=reason, code=code))
+        else:
+            self.dispatch(WorkerExited(at_s=time.monotonic(), worker_id=worker_id, cause=cause))
         self.exits.add(worker_exit)
         if log is not None and log.attempt:
             self.driver_reports.report_exit(worker_exit, log.attempt)
@@ -580,17 +588,6 @@ class Workers:
             memory=process.memory,
             overdue=self.processes.overdue_task(fork_exit.worker_id),
         )
-
-
-def _terms_of(lease: Lease) -> LeaseTerms:
-    return LeaseTerms(
-        lease_id=lease.lease_id,
-        job_id=lease.job_id,
-        kind=WorkKind(lease.kind),
-        node_incarnation=lease.node_incarnation,
-        gpus=lease.gpus,
-        actor_id=lease.actor_id,
-    )
 
 
 def _mark_retrieved(waiting: asyncio.Future[StartedLease]) -> None:

@@ -155,6 +155,7 @@ def _init_local(
 ) -> ClusterInfo:
     from stoker.local.cluster import spawn_local
     from stoker_wire.process import fast_imports
+    from stoker_wire.settings import Settings
 
     cluster = spawn_local(port=port, **node_options)
     try:
@@ -169,7 +170,7 @@ def _init_local(
             info.token,
             node,
             driver_options,
-            tcp_host=None,
+            tcp_host="127.0.0.1" if Settings.from_env().run_as else None,
             head=cluster,
         )
     except BaseException:
@@ -203,14 +204,39 @@ def _init_remote(address: str, token: str | None, driver_options: _DriverOptions
     host_id = host_identity.host_id()
     local_nodes = [n for n in nodes if n.host_id == host_id and n.state is not NodeState.DEAD]
     node = None
+    is_foreign = False
     if local_nodes:
         local_node = local_nodes[0]
-        node = LocalNode(
-            local_node.node_id, local_node.url, local_node.arena_dir, local_node.session_dir
-        )
+        is_foreign = _is_closed(local_node.session_dir)
+        if not is_foreign:
+            node = LocalNode(
+                local_node.node_id, local_node.url, local_node.arena_dir, local_node.session_dir
+            )
     away = [url for url in urls_of(target.address) if not is_loopback(urlsplit(url).hostname or "")]
     tcp_host = _local_address(away[0]) if away else None
-    return _connect(target.address, target.token, node, driver_options, tcp_host=tcp_host)
+    is_root = os.geteuid() == 0 and not target.address.startswith("https:")
+    if tcp_host is None and (is_foreign or is_root):
+        # Processes of other users, as which root's nodelets run jobs, reach no Unix socket of this one.
+        tcp_host = _local_address(urls_of(target.address)[0])
+    return _connect(
+        target.address,
+        target.token,
+        node,
+        driver_options,
+        tcp_host=tcp_host,
+        is_foreign=is_foreign,
+    )
+
+
+def _is_closed(folder: str) -> bool:
+    """Return whether a folder is another user's, who lets nobody in."""
+    try:
+        os.listdir(folder)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _is_gateway(client: HttpClient) -> bool:
@@ -241,6 +267,7 @@ def _connect(
     *,
     tcp_host: str | None,
     gateway_url: str = "",
+    is_foreign: bool = False,
     head: LocalCluster | None = None,
 ) -> ClusterInfo:
     from stoker.runtime.driver.driver import Driver
@@ -265,6 +292,7 @@ def _connect(
         socket_path=socket_path,
         tcp_host=tcp_host,
         gateway_url=gateway_url,
+        is_foreign=is_foreign,
     )
     runtime = Runtime(identity, settings)
     runtime.start()

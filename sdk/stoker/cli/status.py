@@ -68,9 +68,7 @@ class Status(msgspec.Struct):
     kept: RetentionStatus | None
 
 
-GPUS_ARE_NOT_ENFORCED = (
-    "GPUs are not enforced: a lease sets CUDA_VISIBLE_DEVICES, which its program can change"
-)
+NOT_ENFORCED = "are not enforced: a lease sets CUDA_VISIBLE_DEVICES, which its program can change"
 
 
 @click.command()
@@ -182,8 +180,20 @@ def _print_nodes(shown: Status) -> None:
         Column("heartbeat", lambda row: ago(row.get("heartbeat_at_s")), drop=3),
     )
     print_table(shown.nodes, columns, empty="none", indent="  ")
-    if any(not device.get("fake") for node in shown.nodes for device in node.get("devices") or ()):
-        print_prose(GPUS_ARE_NOT_ENFORCED)
+    for why, names in _not_enforced(shown.nodes).items():
+        of = f" of {', '.join(names)}" if len(names) < alive else ""
+        print_prose(f"GPUs{of} {NOT_ENFORCED}" + (f" ({why})" if why else ""))
+
+
+def _not_enforced(nodes: list[Row]) -> dict[str, list[str]]:
+    """Return the nodes whose GPUs any worker can open, by the reason."""
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        is_real = any(not device.get("fake") for device in node.get("devices") or ())
+        why = node.get("gpu_isolation_error") or ""
+        if why or (is_real and not node.get("gpu_isolation")):
+            found.setdefault(why, []).append(node["node_id"])
+    return found
 
 
 def _in_use(cluster: ClusterResources | None, row: Row) -> str:

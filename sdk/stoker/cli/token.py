@@ -65,6 +65,12 @@ def token() -> None:
 @click.option("--expires-in", type=Span(), metavar="SPAN", help="12h, 30d. [default: never]")
 @click.option("--once", is_flag=True, help="Of a join token: it is good for one machine.")
 @click.option(
+    "--run-as",
+    default="",
+    metavar="USER",
+    help="The Unix user of its jobs' processes, on nodes whose nodelet is root.",
+)
+@click.option(
     "--output",
     type=click.Path(dir_okay=False),
     help="Write it into a new file (mode 0600), for --token-file, and do not print it.",
@@ -75,6 +81,7 @@ def create(
     namespaces: tuple[str, ...],
     expires_in: float | None,
     once: bool,
+    run_as: str,
     output: str | None,
     address: str | None,
     token: str | None,
@@ -95,6 +102,7 @@ def create(
         namespaces=namespaces,
         expires_in_s=expires_in,
         once=once,
+        run_as=run_as,
     )
     if output is not None and os.path.exists(output):
         raise click.UsageError(f"{output} is there already: name a new file")
@@ -106,6 +114,8 @@ def create(
         print_json(made)
         return
     until = "never expires" if made.expires_at_s is None else f"expires {in_(made.expires_at_s)}"
+    if made.run_as:
+        until = f"runs as {made.run_as}, {until}"
     echo(f"{made.token_id} of {made.role} {made.name}, {until}", err=True)
     echo(made.secret if output is None else f"written to {output}")
     if made.role is PersonRole.JOIN:
@@ -135,7 +145,8 @@ def whoami(address: str | None, token: str | None, as_json: bool) -> None:
         print_json(me)
         return
     until = "never expires" if me.expires_at_s is None else f"expires {in_(me.expires_at_s)}"
-    echo(f"{me.role} {me.job_id or me.name}, namespaces {', '.join(me.namespaces)}, {until}")
+    where = f", runs as {me.run_as}" if me.run_as else ""
+    echo(f"{me.role} {me.job_id or me.name}, namespaces {', '.join(me.namespaces)}{where}, {until}")
 
 
 @token.command("list")
@@ -159,6 +170,7 @@ def list_(show_all: bool, address: str | None, token: str | None, as_json: bool)
             "NAME": "name",
             "ROLE": "role",
             "NAMESPACES": lambda row: ", ".join(row["namespaces"]),
+            "RUNS AS": "run_as",
             "MADE": lambda row: ago(row["created_at_s"]),
             "BY": "created_by",
             "EXPIRES": lambda row: "revoked" if row["revoked"] else in_(row["expires_at_s"]),

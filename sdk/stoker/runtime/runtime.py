@@ -86,7 +86,8 @@ class Runtime:
 
     async def _start(self, routes: dict[tuple[str, str], Handler]) -> None:
         identity, settings, io = self.identity, self.settings, self.io
-        arena = Arena(identity.node.arena_dir) if identity.node is not None else None
+        node = identity.node
+        arena = Arena(node.arena_dir) if node is not None and not identity.is_foreign else None
         self.clients = clients = ClusterClients(identity, settings, io, arena)
         self.job = job = JobContext(identity, io, clients, self._job_id)
         if clients.gateway is not None:

@@ -192,7 +192,7 @@ def test_the_caller_of_a_call_that_does_not_stop_is_told_that_it_still_runs(
         stoker.cancel(ref)
         expected = exceptions.TaskCancelledError
     else:
-        ref = method.options(timeout=1).remote(*path)
+        ref = method.options(timeout=3).remote(*path)
         expected = exceptions.TaskTimeoutError
     error = caught(lambda: get(ref), expected)
     assert "it still runs in actor Deaf" in str(error)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stoker.launch import spawn_local
+from stoker.local import certificates
 from stoker.local.cluster import spawn_node
 from stoker.runtime.net.http import HttpClient
 from stoker_wire.errors import ForbiddenError, StokerError, UnauthorizedError
@@ -106,9 +107,19 @@ KILLED = """
 
 
 @pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with head(tmp_path_factory.mktemp("cluster"), num_cpus=4) as made:
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with head(tmp_path / "cluster", num_cpus=4) as made:
         yield made
+
+
+@pytest.fixture
+def mutual_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is started, and this process as a client, speaks mutual TLS."""
+    monkeypatch.setenv("STOKER_TLS", "mutual")
+    certificates.init(tmp_path / "certs", name="the cluster's CA")
+    certificates.issue(tmp_path / "certs", "node")
+    for name, file in (("CERT", "node.pem"), ("KEY", "node.key"), ("CA", "ca.pem")):
+        monkeypatch.setenv(f"STOKER_TLS_{name}", str(tmp_path / "certs" / file))
 
 
 def status_of(url: str, secret: str) -> SecretStatus:
@@ -116,7 +127,7 @@ def status_of(url: str, secret: str) -> SecretStatus:
 
 
 def test_running_work_goes_on_and_the_former_secret_is_refused_everywhere(
-    cluster: LocalCluster, tmp_path: Path
+    mutual_tls: None, cluster: LocalCluster, tmp_path: Path
 ) -> None:
     info, path = cluster.info, Path(cluster.info.token_file)
     (former,) = load_secrets(path)

@@ -231,25 +231,25 @@ def test_a_borrowers_cancel_reaches_the_owner(flags: Flags) -> None:
 
 
 def test_timeout_ends_a_task_that_runs_too_long(flags: Flags) -> None:
-    ref = runs(flags, sleeps, timeout=2)  # it has begun by then
-    with pytest.raises(TaskTimeoutError, match="timeout of 2 s"):
+    ref = runs(flags, sleeps, timeout=4)  # it has begun by then
+    with pytest.raises(TaskTimeoutError, match="timeout of 4 s"):
         get(ref)
 
 
 def test_the_clock_of_timeout_starts_with_the_task(flags: Flags) -> None:
-    @stoker.remote(num_cpus=4, timeout=2)
+    @stoker.remote(num_cpus=4, timeout=4)
     def short() -> int:
         return 1
 
     ref = runs(flags, lambda: flags.wait("go") and None, num_cpus=4)
     queued = short.remote()
-    assert stoker.wait([queued], timeout=2.5)[0] == []
+    assert stoker.wait([queued], timeout=4.5)[0] == []
     flags.raise_("go")
     assert get([ref, queued]) == ["done", 1]
 
 
 def test_timeout_ends_a_task_that_does_not_listen_with_its_worker(flags: Flags) -> None:
-    @stoker.remote(timeout=2, max_retries=3)
+    @stoker.remote(timeout=4, max_retries=3)
     def deaf() -> None:
         flags.note("runs", os.getpid())
         while True:

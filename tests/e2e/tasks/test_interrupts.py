@@ -188,7 +188,7 @@ def test_what_left_the_process_group_does_not(flags: Flags) -> None:
 
 
 def test_a_timeout_interrupts_them_and_raises_its_error_in_the_code(flags: Flags) -> None:
-    @stoker.remote(max_retries=0, timeout=2)
+    @stoker.remote(max_retries=0, timeout=4)
     def work() -> None:
         try:
             subprocess.Popen(trap(flags))
@@ -199,7 +199,7 @@ def test_a_timeout_interrupts_them_and_raises_its_error_in_the_code(flags: Flags
 
     with pytest.raises(TaskTimeoutError):
         get(work.remote())
-    assert "timeout of 2 s" in flags.wait("raised")
+    assert "timeout of 4 s" in flags.wait("raised")
     flags.wait("told")
 
 

@@ -394,7 +394,7 @@ MUTANTS = (
            plan=Plan(rounds=("job", "group", "actor"), kinds=("freeze nodelet", "freeze scheduler"))),
     Mutant(name="frozen replica", origin="review of faults, D2", plant=frozen_replica,
            finds=r"the driver of job_\w+ lives, and its job failed: .*its session ended",
-           plan=replace(_SMALL, kinds=("freeze gcs",), replicas=2)),
+           plan=replace(_SMALL, kinds=("freeze gcs",), replicas=2), first=30),
     Mutant(name="patient restarts", origin="review of faults, D10", plant=patient_restarts,
            finds=r"n_\d is dead for [\d.]+ s in which a gcs served",
            plan=replace(_SMALL, kinds=("flap gcs", "kill nodelet"), replicas=1)),

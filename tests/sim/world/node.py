@@ -24,9 +24,11 @@ from stoker_nodelet.core.events import (
 )
 from stoker_nodelet.core.state import Rung, WorkerPhase
 from stoker_nodelet.environments.environments import Environment
+from stoker_nodelet.environments.user_folders import Folders, UserFolders
 from stoker_nodelet.identity import Endpoint, Identity
 from stoker_nodelet.membership import Membership
 from stoker_nodelet.telemetry.exits import Exits
+from stoker_nodelet.unix_users import UnixUsers
 from stoker_nodelet.workers.fork_client import ForkExit
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import FencedError, NotFoundError, StokerError
@@ -98,7 +100,7 @@ _PLAIN = Environment(python="python")
 class _Workers(Workers):
     """The real shell, with processes of the world."""
 
-    def __post_init__(self, target: str) -> None:
+    def __post_init__(self, target: str, isolation: None = None) -> None:
         self.forks = self.processes = None  # type: ignore[assignment]
 
 
@@ -133,6 +135,9 @@ class Worker:
         world.workers[self.address.url] = world.peers[self.address.url] = self
 
     # Life
+
+    def cannot_start(self, _: WorkerExit) -> bool:
+        return False
 
     def begin(self) -> None:
         """Run: register, or be a driver."""
@@ -422,8 +427,7 @@ class Node:
             identity=identity,
             state=state,
             target="",
-            environments=part,
-            folders=part,
+            users=UserFolders(_NOWHERE, UnixUsers(self.node_id), Folders(part, part), part),
             kernels=part,
             exits=exits,
             logs=part,

@@ -40,6 +40,7 @@ class Principal:
     ``job_id`` is set for processes of a job, ``worker_id`` for those of a node that have no job yet,
     ``actor_id`` for detached actors, which outlive theirs; ``origin_job_id`` is that job, once it is
     looked up. ``namespaces`` are those that it may use. ``token_id`` names a token that can be revoked.
+    ``run_as`` is the Unix user of its jobs' processes.
     """
 
     roles: frozenset[Role]
@@ -51,6 +52,7 @@ class Principal:
     namespaces: tuple[str, ...] = (ANY_NAMESPACE,)
     token_id: str = ""
     expires_at_s: float | None = None
+    run_as: str = ""
 
     @property
     def role(self) -> Role:

@@ -47,6 +47,7 @@ from stoker_wire.messages.common import (
     Strategy,
     Text,
     Time,
+    UnixUser,
     stated,
 )
 
@@ -117,6 +118,8 @@ class RegisterNode(Message):
 
     ``warm_kernels`` are the kernel sets (``stoker_wire.messages.kernels.kernel_set``) that its cache holds.
     ``gpu_error`` is why its GPUs could not be found, empty if they were or if it has none.
+    ``gpu_isolation`` is what keeps workers off GPUs not of their lease (``cgroup v1``, ``cgroup v2``);
+    where it is empty ``gpu_isolation_error`` is why, unless the node has no GPUs.
     ``last_incarnation`` is the one that it had before, which a gcs whose database was restored may not know.
     """
 
@@ -136,6 +139,8 @@ class RegisterNode(Message):
     driver_version: str = ""
     cuda_version: str = ""
     gpu_error: str = ""
+    gpu_isolation: str = ""
+    gpu_isolation_error: str = ""
     taints: Annotated[tuple[Taint, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
     conditions: Annotated[tuple[NodeCondition, ...], msgspec.Meta(max_length=16)] = ()
     last_incarnation: Count = 0
@@ -264,6 +269,8 @@ class Node(Record):
     driver_version: str = ""
     cuda_version: str = ""
     gpu_error: str = ""
+    gpu_isolation: str = ""
+    gpu_isolation_error: str = ""
     taints: tuple[Taint, ...] = ()
     cordon: Cordon | None = None
     drain: Drain | None = None
@@ -352,6 +359,8 @@ class WorkerSpec(Message):
     capture_child_tasks: bool = False
     acts_for: str = ""
     """The detached actor whose token its process gets: the one that asked for it, or whose tasks did."""
+    run_as: UnixUser = ""
+    """The Unix user that its process is to be, as the scheduler has it from the job; none: the nodelet's."""
 
 
 class LeaseRequest(Message):
@@ -371,6 +380,8 @@ class LeaseRequest(Message):
     task_ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=1000)] = ()
     acts_for: str = ""
     """The detached actor that the caller's token is of, as the scheduler has seen."""
+    run_as: UnixUser = ""
+    """The Unix user of the workers; whatever a caller says, the scheduler puts that of the job."""
     owner_node_id: str = ""
     """The node whose end is the owner's; none for a driver, which ends with its job."""
 

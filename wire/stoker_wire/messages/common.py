@@ -53,6 +53,10 @@ MAX_NAMES = 256
 MAX_NAME = 256
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 """A name or an id that a caller chooses: two of the longest fit one entry of an index of PostgreSQL."""
+UnixUser = Annotated[
+    str, msgspec.Meta(max_length=64, pattern=r"^([A-Za-z_][A-Za-z0-9_.@-]*[$]?)?$")
+]
+"""The name of a user account of nodes, or none: a number is not the same account on each of them."""
 MAX_TEXT = 65_536
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 MAX_PARTS = 1000

@@ -17,6 +17,7 @@ from stoker_wire.messages.common import (
     Record,
     Resources,
     Role,
+    UnixUser,
 )
 
 T = TypeVar("T")
@@ -172,7 +173,8 @@ class CreateToken(Message):
     """Request for a token of a person; it is shown once, in the reply.
 
     ``namespaces`` are those that it may use (``*``: all); by default a user's is named like the user.
-    A ``join`` token is for machines: it has an end, or is good ``once``.
+    A ``join`` token is for machines: it has an end, or is good ``once``. ``run_as`` is the Unix user as whom
+    nodelets that are root run its jobs.
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.@-]+$")]
@@ -183,6 +185,7 @@ class CreateToken(Message):
     ] = ()
     expires_in_s: PositiveSeconds | None = None
     once: bool = False
+    run_as: UnixUser = ""
 
 
 class Token(Record):
@@ -203,6 +206,7 @@ class Token(Record):
     secret: str = ""
     signed_by: str = ""
     once: bool = False
+    run_as: str = ""
 
 
 class JoinReply(Record):
@@ -233,7 +237,7 @@ class Whoami(Record):
     """The sender of a request, as its token says: a person, a service, or a process of a job.
 
     ``name`` is that of a person or a service, and of a job that of its user. ``namespaces`` are those that
-    it may use (``*``: all).
+    it may use (``*``: all), and ``run_as`` the Unix user as whom root's nodelets run its jobs.
     """
 
     role: Role
@@ -242,6 +246,7 @@ class Whoami(Record):
     namespaces: tuple[str, ...] = ()
     token_id: str = ""
     expires_at_s: float | None = None
+    run_as: str = ""
 
 
 class ReviewChannel(Message):

@@ -148,6 +148,8 @@ class WorkerBoot(Record):
     ``job_id`` is empty for a warm worker that no job has used; ``POST /v1/assign`` gives it one.
     By ``token`` it and its nodelet know each other; that of its job comes with its setup.
     ``mark_key`` authenticates its marks in its log (:mod:`stoker_wire.data.output_marks`).
+    One that runs as another user than its nodelet (``run_as``) has no folder of the node: ``socket_fd`` is
+    its socket, already bound.
     """
 
     worker_id: str
@@ -164,6 +166,8 @@ class WorkerBoot(Record):
     job_id: str = ""
     runtime_env: RuntimeEnv = RuntimeEnv()
     mark_key: bytes = b""
+    run_as: str = ""
+    socket_fd: int = -1
 
 
 class WorkerSetup(Record):

@@ -75,6 +75,8 @@ class Schedule(Record):
     """The name of the token with which it was created: the user of its jobs."""
     namespaces: tuple[str, ...] = (ANY_NAMESPACE,)
     """Those that its jobs may use."""
+    run_as: str = ""
+    """The Unix user of its jobs, from that token."""
     created_at_s: float = 0.0
     next_at_s: float | None = None
     """The next time of the cron line; None while it is paused."""

@@ -300,6 +300,8 @@ class Job(Record):
     """That token, if it can be revoked: an attached driver ends with it."""
     namespaces: tuple[str, ...] = (ANY_NAMESPACE,)
     """Those that its user may use, and so this job."""
+    run_as: str = ""
+    """The Unix user of its processes on nodelets that are root, from its user's token."""
     parent_job_id: str = ""
     """The job of which a process submitted it."""
     token: str = ""

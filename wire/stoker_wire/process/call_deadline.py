@@ -33,10 +33,13 @@ class CallDeadline(NamedTuple):
 
 
 class DeadlineCell:
-    """The file of one worker, as the worker sees it. Made with its first call that has a timeout."""
+    """The file of one worker, as the worker sees it. Made with its first call that has a timeout.
+
+    A process without ``arena_dir`` makes none: the owner of a call enforces its timeout.
+    """
 
     def __init__(self, arena_dir: str, worker_id: str) -> None:
-        self._path = cell_path(Path(arena_dir), worker_id)
+        self._path = cell_path(Path(arena_dir), worker_id) if arena_dir else None
         self._memory: mmap.mmap | None = None
         self._at_s = 0.0
 
@@ -65,6 +68,8 @@ class DeadlineCell:
         self._at_s = at_s
 
     def _make(self) -> mmap.mmap | None:
+        if self._path is None:
+            return None
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:

@@ -86,6 +86,7 @@ class Submitter(NamedTuple):
     namespaces: tuple[str, ...] = (ANY_NAMESPACE,)
     token_id: str = ""
     job_id: str = ""
+    run_as: str = ""
 
 
 NOBODY = Submitter()
@@ -132,6 +133,7 @@ def submitted(
         priority=body.priority,
         user=by.user,
         namespaces=by.namespaces,
+        run_as=by.run_as,
         parent_job_id=by.job_id,
         start_deadline_s=body.start_deadline_s,
         timeout_s=body.timeout_s,
@@ -231,6 +233,7 @@ def attached(body: AttachDriver, job_id: str, now_s: float, *, by: Submitter = N
         user=by.user,
         token_id=by.token_id,
         namespaces=by.namespaces,
+        run_as=by.run_as,
         parent_job_id=by.job_id,
     )
 

@@ -140,7 +140,7 @@ class ScheduleRegistry:
         await self._queues.check(schedule.job.queue)
         body = msgspec.structs.replace(schedule.job, job_id=run.job_id)
         try:
-            by = Submitter(schedule.user, schedule.namespaces)
+            by = Submitter(schedule.user, schedule.namespaces, run_as=schedule.run_as)
             await self._jobs.submit(body, key=None, by=by, schedule=schedule.name)
         except NameTakenError:
             known = await self._jobs.find(run.job_id)

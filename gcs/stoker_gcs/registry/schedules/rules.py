@@ -49,7 +49,13 @@ def created(body: CreateSchedule, now_s: float, *, by: Submitter = NOBODY) -> Sc
     """Return the schedule that a request creates; BadRequestError names the field that is wrong."""
     _check(body)
     settings = {name: getattr(body, name) for name in body.__struct_fields__}
-    schedule = Schedule(**settings, user=by.user, namespaces=by.namespaces, created_at_s=now_s)
+    schedule = Schedule(
+        **settings,
+        user=by.user,
+        namespaces=by.namespaces,
+        run_as=by.run_as,
+        created_at_s=now_s,
+    )
     return _replace(schedule, next_at_s=None if body.paused else next_after(schedule, now_s))
 
 

@@ -8,5 +8,6 @@ __all__ = ("register_ray",)
 
 
 def register_ray() -> None:
-    """Register the backend of Stoker with joblib, under the name ``ray``."""
-    importlib.import_module("stoker.util.joblib").register_stoker("ray")
+    """Make ``"ray"`` a backend of joblib: the one that is called ``"stoker"`` otherwise."""
+    backend = importlib.import_module("stoker.util.joblib").StokerBackend
+    importlib.import_module("joblib").register_parallel_backend("ray", backend)

@@ -136,7 +136,9 @@ class Channels:
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
         self._connections.watch(self._runner.server)
-        if socket_path:
+        if (socket_fd := self._identity.socket_fd) >= 0:
+            await web.SockSite(self._runner, socket.socket(fileno=socket_fd)).start()
+        elif socket_path:
             Path(socket_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             await web.SockSite(self._runner, private_socket(socket_path)).start()
         if self._tcp is not None:
@@ -162,7 +164,7 @@ class Channels:
         if self._runner is not None:
             await self._runner.cleanup()
         if self._identity.socket_path:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, PermissionError):
                 os.unlink(self._identity.socket_path)
 
     def open_channel(self, peer_id: str) -> Channel | None:
@@ -194,7 +196,7 @@ class Channels:
         return await asyncio.shield(opening)
 
     async def _connect(self, address: Address) -> Channel:
-        path = usable_path(address, self._identity.host_id)
+        path = usable_path(address, "" if self._identity.is_foreign else self._identity.host_id)
         if not path and not address.url:
             raise UnavailableError(
                 f"{address.peer_id} listens on a Unix socket of another machine only\n"

@@ -167,7 +167,9 @@ class ClusterClients:
     async def node_of(self, node_id: str) -> Node:
         """Return a node as the gcs knows it; note whether its arena is in this machine's memory."""
         node = await self.gcs.call("GET", f"/v1/nodes/{node_id}", reply=Node)
-        is_local = node.host_id == self._identity.host_id and self._settings.share_arenas
+        identity = self._identity
+        is_local = node.host_id == identity.host_id and not identity.is_foreign
+        is_local = is_local and self._settings.share_arenas
         self._arenas.setdefault(node_id, Arena(node.arena_dir) if is_local else None)
         return node
 

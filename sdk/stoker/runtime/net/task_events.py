@@ -58,7 +58,9 @@ class TaskEvents:
         self._write_scheduled = False
         self._wake = asyncio.Event()
         node = identity.node
-        folder = spool_folder(node.session_dir, node.node_id) if node is not None else None
+        folder = None
+        if node is not None and node.session_dir:
+            folder = spool_folder(node.session_dir, node.node_id)
         self._sink: SpoolWriter | _GcsSink = (
             SpoolWriter(folder, identity.peer_id)
             if folder is not None and folder.is_dir()

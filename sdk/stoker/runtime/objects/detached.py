@@ -166,9 +166,14 @@ class DetachedObjects:
         on_node = node is not None and self._values.arena is not None
         inline = packed.nbytes <= (self._values.inline_max_bytes if on_node else MAX_INLINE // 2)
         if not inline and not on_node:
+            why = "a driver without a node beside it\nput it in a task, which runs on a node"
+            if self._identity.is_foreign:
+                why = (
+                    "a process of another user than the node's (run_as)\nwrite it to a file, or keep it in "
+                    "an actor"
+                )
             raise BadRequestError(
-                f"value: {packed.nbytes} bytes are too many to be detached from a driver without a node "
-                "beside it\nput it in a task, which runs on a node",
+                f"value: {packed.nbytes} bytes are too many to be detached from {why}",
                 field="value",
             )
         views = [bytes(view) for view in packed.buffers] if inline else []

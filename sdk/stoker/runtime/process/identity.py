@@ -10,7 +10,10 @@ from stoker_wire.http.auth import Credential
 
 
 class LocalNode(NamedTuple):
-    """The nodelet whose shared memory this process can see."""
+    """The nodelet whose shared memory this process can see.
+
+    A worker that runs as another user than it sees none: ``arena_dir`` and ``session_dir`` are empty.
+    """
 
     node_id: str
     url: str
@@ -24,7 +27,9 @@ class Identity:
 
     ``credential`` holds the token of its job, once it has one. ``node`` is the nodelet with which it
     shares memory, if there is one on its machine. With ``gateway_url`` it is outside of the cluster's
-    network, and reaches it by that alone.
+    network, and reaches it by that alone. One that ``is_foreign`` runs as another user than the services of
+    its machine: no file and no socket there is for it, as if it were on another. What it listens on at
+    ``socket_path`` may be open already, as ``socket_fd``.
     """
 
     peer_id: str
@@ -36,6 +41,8 @@ class Identity:
     tcp_host: str | None = None
     gateway_url: str = ""
     is_worker: bool = False
+    is_foreign: bool = False
+    socket_fd: int = -1
 
     @property
     def token(self) -> str:

@@ -75,8 +75,10 @@ def main(boot: WorkerBoot) -> None:
         host_id=host_identity.host_id(),
         node=LocalNode(boot.node_id, boot.nodelet_url, boot.arena_dir, boot.session_dir),
         socket_path=boot.socket_path,
-        tcp_host=None if is_loopback(host) else host,
+        tcp_host=host if boot.run_as or not is_loopback(host) else None,
         is_worker=True,
+        is_foreign=bool(boot.run_as),
+        socket_fd=boot.socket_fd,
     )
     runtime = Runtime(identity, Settings.from_env(), job_id=boot.job_id)
     set_runtime(runtime)

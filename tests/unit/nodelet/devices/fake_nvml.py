@@ -43,6 +43,7 @@ class FakeGpu:
     processes: dict[int, int | None] = field(default_factory=dict)
     ecc_errors: int = 0
     error: int = 0
+    minor: int | None = 0
 
 
 class FakeNvml:
@@ -115,6 +116,14 @@ class FakeNvml:
             computeInstanceSliceCount=device.compute_slices,
             gpuInstanceSliceCount=device.gpu_slices,
         )
+
+    def nvmlDeviceGetMinorNumber(self, handle: FakeGpu) -> int:
+        if handle.minor is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return handle.minor
+
+    def nvmlDeviceGetComputeInstanceId(self, device: FakeSlice) -> int:
+        return 0
 
     def nvmlDeviceGetGpuInstanceId(self, device: FakeSlice) -> int:
         return device.instance

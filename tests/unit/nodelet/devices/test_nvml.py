@@ -125,3 +125,34 @@ def test_only_what_this_process_may_see_is_offered(monkeypatch: pytest.MonkeyPat
     for mask, seen in (("0", ["GPU-a"]), ("MIG-1", ["MIG-1"]), ("GPU-b,0", ["MIG-1", "GPU-a"])):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
         assert [one.uuid for one in library.inventory().devices] == seen, mask
+
+
+def test_the_device_nodes_of_a_gpu_go_by_its_minor_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNvml(
+        FakeGpu("GPU-a", minor=1), FakeGpu("GPU-b", minor=0), FakeGpu("GPU-c", minor=None)
+    )
+    found = Nvml(fake).inventory()
+    assert found.nodes == {0: {"/dev/nvidia1"}, 1: {"/dev/nvidia0"}}, "one has none of its own"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    found = Nvml(fake).inventory()
+    assert found.nodes == {1: {"/dev/nvidia0"}}
+    assert {"/dev/nvidia0", "/dev/nvidia1"} <= found.guarded
+
+
+def test_a_slice_is_its_gpu_and_the_right_to_use_that_slice(tmp_path: Path) -> None:
+    minors = tmp_path / "mig-minors"
+    minors.write_text(
+        "config 1\nmonitor 2\ngpu0/gi7/access 66\ngpu3/gi7/access 129\ngpu3/gi7/ci0/access 130\n"
+        "gpu3/gi9/access 147\ngpu3/gi9/ci0/access 148\n"
+    )
+    slices: list[FakeSlice | None] = [FakeSlice("MIG-1", 7, GIB), FakeSlice("MIG-2", 9, GIB)]
+    fake = FakeNvml(FakeGpu("GPU-b", name="NVIDIA A100", slices=slices, minor=3))
+    found = Nvml(fake, tmp_path, minors).inventory()
+    of_slices = [
+        {"/dev/nvidia3", *(f"/dev/nvidia-caps/nvidia-cap{number}" for number in pair)}
+        for pair in ((129, 130), (147, 148))
+    ]
+    assert found.nodes == {1: of_slices[0], 2: of_slices[1]}
+    assert found.guarded >= of_slices[0] | of_slices[1]
+    found = Nvml(fake, tmp_path, tmp_path / "none").inventory()
+    assert found.nodes == {1: {"/dev/nvidia3"}, 2: {"/dev/nvidia3"}}

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import os
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Awaitable
@@ -21,6 +22,8 @@ from stoker_nodelet.environments import job_folders
 from stoker_nodelet.environments.environments import Environments
 from stoker_nodelet.environments.job_folders import JobFolders, copy_private
 from stoker_nodelet.environments.retention import EnvironmentRetention
+from stoker_nodelet.environments.user_folders import Folders, UserFolders
+from stoker_nodelet.unix_users import UnixUser, UnixUsers
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import (
     BadRequestError,
@@ -185,9 +188,8 @@ async def test_a_job_whose_environment_is_being_made_is_here(tmp_path: Path) -> 
     folders = JobFolders(tmp_path, keep_s=0.0)
     slow: Any = Slow()
     identity: Any = SimpleNamespace(log_dir=tmp_path, arena_dir=tmp_path, socket_dir=tmp_path)
-    workers = Workers(
-        identity=identity, state=State(), environments=slow, folders=folders, **others
-    )
+    users = UserFolders(tmp_path / "users", UnixUsers("n_1"), Folders(folders, slow), slow)
+    workers = Workers(identity=identity, state=State(), users=users, **others)
     workers.member.set()
     lease = Lease(
         lease_id="l_1", owner_id="gcs", job_id="job_1", kind=LeaseKind.ACTOR, node_id="n_1",
@@ -322,3 +324,38 @@ async def test_a_cut_archive_is_no_whole_one(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="broke off"):
         unpack_output(io.BytesIO(whole[:50_000]), tmp_path / "target", node_id="n_1")
     assert not (tmp_path / "target" / "big").exists()
+
+
+async def test_what_a_job_puts_in_the_place_of_its_output_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the list of an output and its reading, the job that wrote it may swap what is listed."""
+    secret = tmp_path / "secrets"
+    secret.mkdir()
+    (secret / "file").write_text("of the nodelet")
+    me = UnixUser("me", os.geteuid(), os.getegid(), (), "/", "/bin/sh")
+    for user in (None, me):
+        folders = JobFolders(tmp_path / f"jobs{user is None}", keep_s=0.0, user=user)
+        out = Path(folders.make_output_dir("job_0123456789abcdef"))
+        for name in ("file", "folder/file", "folder/folder/file"):
+            (out / name).parent.mkdir(exist_ok=True)
+            (out / name).write_text("mine")
+        parts = await folders.archive("job_0123456789abcdef")
+        shutil.rmtree(out / "folder" / "folder")
+        (out / "folder" / "folder").symlink_to(secret)
+        (out / "file").unlink()
+        (out / "file").symlink_to(secret / "file")
+        content = b"".join([part async for part in parts])
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            files = [one.name for one in archive if one.isreg()]
+        assert files == ["folder/file"]
+        assert b"of the nodelet" not in content
+    if os.geteuid() == 0:
+        other = UnixUser("other", 12345, 12345, (), "/", "/bin/sh")
+        folders = JobFolders(tmp_path / "others", keep_s=0.0, user=other)
+        out = Path(folders.make_output_dir("job_0123456789abcdef"))
+        assert out.stat().st_uid == 12345
+        assert out.stat().st_mode & 0o777 == 0o700
+        (out / "linked").hardlink_to(secret / "file")
+        content = await archive_of(folders, "job_0123456789abcdef")
+        assert b"of the nodelet" not in content

@@ -8,12 +8,14 @@ import io
 import os
 import time
 import zipfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stoker_nodelet.environments import environments as module
+from stoker_nodelet.environments import user_folders
 from stoker_nodelet.environments.environments import Environments
 from stoker_nodelet.environments.job_folders import JobFolders
 from stoker_nodelet.environments.retention import EnvironmentRetention
+from stoker_nodelet.environments.user_folders import Folders, UserFolders
+from stoker_nodelet.unix_users import UnixUsers
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.process.background import Background
 
@@ -62,7 +64,7 @@ def test_beyond_the_limit_those_leave_that_were_used_least_recently(tmp_path: Pa
 async def test_a_package_is_unpacked_again_after_it_has_left_and_stays_while_it_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_SWEEP_S", 0.01)
+    monkeypatch.setattr(user_folders, "SWEEP_S", 0.01)
     downloads: list[str] = []
 
     content = io.BytesIO()
@@ -76,6 +78,7 @@ async def test_a_package_is_unpacked_again_after_it_has_left_and_stays_while_it_
 
     root, keys, gone = tmp_path / "env", set[str](), list[str]()
     async with Background("test") as background:
+        unused: Any = None
         folders = JobFolders(tmp_path / "jobs", keep_s=0.0)
         retention = EnvironmentRetention(root, keep_s=0.01, max_bytes=0, fresh_s=0.0)
         environments = Environments(root, download, background, folders, retention)
@@ -83,7 +86,8 @@ async def test_a_package_is_unpacked_again_after_it_has_left_and_stays_while_it_
         made = await environments.prepare(wanted, "job_1")
         environments.track(made)
         keys.add(made.key)
-        sweeps = asyncio.ensure_future(environments.sweep(lambda: keys, gone.append))
+        users = UserFolders(tmp_path, UnixUsers("n_1"), Folders(folders, environments), unused)
+        sweeps = asyncio.ensure_future(users.sweep_environments(lambda: keys, gone.append))
         folder = root / "packages" / name
         async with asyncio.timeout(40):
             while retention.count != 1:  # noqa: ASYNC110  a sweep in a thread has no event

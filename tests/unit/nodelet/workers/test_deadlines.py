@@ -24,7 +24,9 @@ class Node:
     def __init__(self, arena_dir: Path) -> None:
         self.identity: Any = SimpleNamespace(arena_dir=arena_dir)
         nothing = cast("Any", None)
-        self.processes = Processes(self.identity, nothing, nothing, nothing, nothing, nothing)
+        self.processes = Processes(
+            self.identity, nothing, nothing, nothing, nothing, nothing, nothing
+        )
         self.killed: list[tuple[str, str]] = []
 
     def kill(self, worker_id: str, reason: str) -> None:

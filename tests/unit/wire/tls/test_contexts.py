@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import ssl
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from stoker_wire.http.server.service import Service
     from tests.unit.wire.conftest import Cluster
     from tests.unit.wire.tls.conftest import Certs
+
+
+HEALTHCHECK = str(Path(__file__).parents[4] / "scripts/healthcheck")
 
 
 async def run(*command: str, said: bytes = b"") -> tuple[int, str]:
@@ -108,6 +112,24 @@ async def test_curl_and_openssl_get_in_where_they_should(
         said=b"GET /healthz HTTP/1.0\r\nHost: localhost\r\n\r\n",
     )
     assert ("200 OK" in said) is gets_in, said
+
+
+@pytest.mark.parametrize("mode", ["off", "server", "mutual"])
+async def test_the_health_check_of_the_image_asks_in_each_mode(
+    cluster: Cluster, certs: Certs, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    settings = certs.settings(mode)
+    service = await cluster.start(cluster.service(**settings))
+    for name, value in settings.items():
+        monkeypatch.setenv(f"STOKER_{name.upper()}", value)
+    monkeypatch.setenv("STOKER_PORT", str(service.port))
+    assert await run("bash", HEALTHCHECK) == (0, "")
+    service.ready(False)
+    code, _ = await run("bash", HEALTHCHECK)
+    assert code == 1, "it answers, and is not ready"
+    await service.stop()
+    code, _ = await run("bash", HEALTHCHECK)
+    assert code == 1, "nobody answers"
 
 
 async def test_old_versions_of_tls_are_refused(cluster: Cluster, certs: Certs) -> None:

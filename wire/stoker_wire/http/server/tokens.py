@@ -95,6 +95,8 @@ class TokenSigner:
         }
         if principal.expires_at_s is not None:
             claims["exp"] = principal.expires_at_s
+        if principal.run_as:
+            claims["run_as"] = principal.run_as
         return self._sign(claims)
 
     def operator(self, lifetime_s: float) -> str:
@@ -166,4 +168,5 @@ def _principal_of(claims: dict[str, Any]) -> Principal:
         namespaces=tuple(claims.get("namespaces", (ANY_NAMESPACE,))),
         token_id=claims.get("jti", ""),
         expires_at_s=claims.get("exp"),
+        run_as=claims.get("run_as", ""),
     )

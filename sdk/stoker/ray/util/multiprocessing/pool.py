@@ -25,6 +25,6 @@ def Pool(
 
     if ray_address is not None and not stoker.is_initialized():
         init(ray_address)
-    options = mapped_options(ray_remote_args or {}, of_actor=True)
+    options = mapped_options(ray_remote_args or {})
     pool = importlib.import_module("stoker.util.pool").Pool
-    return pool(processes, initializer, initargs, maxtasksperchild, **options)
+    return pool(processes, initializer, initargs, maxtasksperchild, context, **options)
