@@ -17,6 +17,7 @@ LOCK_ARGS ?=
 AUDIT_ARGS ?=
 FLAKES_ARGS ?=
 FUZZ_ARGS ?=
+INTEROP_ARGS ?=
 # Today's plugin (v2), else yesterday's program (v1).
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 NODES ?= 2
@@ -26,7 +27,7 @@ export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 # Where it is set, each of a thousand processes compiles all our modules for itself: a cluster starts in 0.9 s, not in 0.5.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env services demo test sim fuzz chaos flakes check types format docs lock sbom audit release bench up down pin soak clean
+.PHONY: help env services demo test interop sim fuzz chaos flakes check types format docs lock sbom audit release bench up down pin soak clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +44,9 @@ demo: env  ## train a small model on a local cluster
 test: services  ## run every test that needs no GPU (about 17 minutes on 2 cores)
 	@$(PY) -m tests.machine
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+interop: env  ## tests with libraries of others (joblib, dask, optuna), each in an environment of its own (INTEROP_ARGS="dask --fresh")
+	@$(PY) -m tests.interop $(INTEROP_ARGS)
 
 sim: env  ## Random worlds under faults: 1,000 x 10,000 events of the scheduler's core, 2,000 of objects, 5,000 clusters (SIM_ARGS="--clusters 100")
 	@$(PY) -m tests.sim $(SIM_ARGS)
@@ -113,4 +117,4 @@ soak: services  ## an hour of mixed load (STOKER_SOAK_S=seconds): prints the slo
 	@STOKER_TEST_SOAK_S=$${STOKER_SOAK_S:-3600} $(PY) -m pytest -q -s -m soak --timeout 3600 $(PYTEST_ARGS)
 
 clean:  ## remove the environment and the caches
-	@rm -rf $(VENV) $(VENV).lock $(VENV)-tools .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-interop $(VENV).lock $(VENV)-tools .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -32,9 +32,9 @@ with contextlib.suppress(ImportError):  # the tests of tests/gpu do without it
 
 FAILURES = pytest.StashKey[list[BaseException]]()
 # Folders whose tests start processes: these are checked for leaks one by one.
-PROCESS_FOLDERS = {"e2e", "chaos"}
+PROCESS_FOLDERS = {"e2e", "chaos", "interop"}
 # Folders whose tests run services: a warning or an error in a log fails the test.
-QUIET_FOLDERS = {"e2e", "chaos", "contract"}
+QUIET_FOLDERS = {"e2e", "chaos", "contract", "interop"}
 # Folders that mark their tests, so that no file in them can forget it.
 MARKED_FOLDERS = {"gpu": "gpu", "soak": "soak"}
 # With several workers what takes longest goes first, and what is short fills the end: a file that

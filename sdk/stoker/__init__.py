@@ -56,11 +56,13 @@ from stoker_wire.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from stoker import actor, jobs, kernels, kv, train, util
+    from stoker.util import Executor, dask_get, map_stream, tqdm
 
 __all__ = (
     "ActorClass",
     "ActorHandle",
     "ClusterInfo",
+    "Executor",
     "NodeAffinity",
     "ObjectRef",
     "ObjectRefGenerator",
@@ -73,6 +75,7 @@ __all__ = (
     "available_resources",
     "cancel",
     "cluster_resources",
+    "dask_get",
     "empty",
     "exceptions",
     "exit_actor",
@@ -90,6 +93,7 @@ __all__ = (
     "kernels",
     "kill",
     "kv",
+    "map_stream",
     "method",
     "nodes",
     "on_stop",
@@ -101,12 +105,14 @@ __all__ = (
     "remove_placement_group",
     "shutdown",
     "timeline",
+    "tqdm",
     "train",
     "util",
     "wait",
 )
 
 _LAZY = ("actor", "jobs", "kernels", "kv", "ray", "train", "util")
+_OF_UTIL = ("Executor", "dask_get", "map_stream", "tqdm")
 
 
 def __getattr__(name: str) -> Any:
@@ -114,4 +120,8 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         return importlib.import_module(f"stoker.{name}")
+    if name in _OF_UTIL:
+        from stoker import util
+
+        return getattr(util, name)
     raise AttributeError(f"module 'stoker' has no attribute {name!r}")

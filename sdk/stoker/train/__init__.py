@@ -5,6 +5,14 @@ torch is imported when a process group is made or a kernel measured, not here.
 
 from stoker.train.autotuning import autotune
 from stoker.train.rendezvous import destroy_process_group, init_process_group
+from stoker.train.torchrun import env, run
 from stoker.train.warming import warm
 
-__all__ = ("autotune", "destroy_process_group", "init_process_group", "warm")
+__all__ = (
+    "autotune",
+    "destroy_process_group",
+    "env",
+    "init_process_group",
+    "run",
+    "warm",
+)

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from stoker.ray.mapping.lacking import attribute_error
+from stoker.util.progress import tqdm
 
-__all__ = ("safe_print",)
+__all__ = ("safe_print", "tqdm")
 
 
 def safe_print(*args: Any, **options: Any) -> None:
     """Print, beside the bars."""
     print(*args, **options)  # noqa: T201 (printing is what it is for)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "tqdm":
-        return importlib.import_module("stoker.util.progress").tqdm
-    raise attribute_error(__name__, name)

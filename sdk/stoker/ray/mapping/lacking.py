@@ -41,7 +41,7 @@ LACKING: Final = MappingProxyType(
         "scripts": "the command line is `stoker`",
         "cluster_utils": "start nodes with `stoker start`; see docs/nodes.md",
         "util.collective": "use torch.distributed; stoker.train.init_process_group() joins actors to one",
-        "util.dask": "give Dask an executor that runs tasks; see docs/from-dask.md",
+        "util.dask": "stoker.dask_get is Dask's scheduler here; see docs/from-dask.md",
         "util.spark": "run Spark beside Stoker",
         "util.iter": "use generators: a remote function that yields streams its values",
         "util.sgd": "see stoker.train",

@@ -14,6 +14,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from stoker.runtime.driver.progress_bars import reported, shown_bars
 from stoker.runtime.process.terminal import line_of, speaker
 from stoker_wire.messages.control import LogStream
 
@@ -46,9 +47,12 @@ class Printer:
 
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
+            if (bar := reported(line.text)) is not None:
+                shown_bars().update((line.worker_id, line.pid, bar.number), bar)
+                continue
             name = "stderr" if line.stream is LogStream.STDERR else "stdout"
             # The stream of this moment: programs and notebooks put others in its place.
-            with contextlib.suppress(OSError, ValueError, AttributeError):
+            with shown_bars().hidden(), contextlib.suppress(OSError, ValueError, AttributeError):
                 stream = getattr(sys, name)
                 shown = line_of(speaker(line), line.text, is_terminal=stream.isatty())
                 stream.write(f"{shown}\n")

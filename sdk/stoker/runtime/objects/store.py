@@ -426,6 +426,21 @@ class ObjectStore:
                 return
         callback()
 
+    def watch(self, refs: Sequence[ObjectRef[Any]], waiter: Waiter) -> None:
+        """Have ``waiter`` told of each ref once it is settled, now if it is (any thread)."""
+        entries = [ref._entry for ref in refs]
+        self._request(entries)
+        self.unseen.mark_requested(entries)
+        settled = []
+        with self.lock:
+            for entry in entries:
+                if entry.location is None:
+                    entry.waiters.append(waiter)
+                else:
+                    settled.append(entry.location)
+        for location in settled:
+            waiter.settled(location)
+
     async def all_settled(self, entries: Iterable[Entry]) -> None:
         """Wait until all these are settled, or one has failed (loop thread)."""
         awaited, done = list(entries), asyncio.Event()

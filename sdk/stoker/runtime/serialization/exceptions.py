@@ -52,6 +52,7 @@ _PACKAGE_FOLDER = str(Path(__file__).parents[2]) + os.sep
 _INTERNAL = (
     os.path.dirname(stoker_wire.__file__) + os.sep,
     *(_PACKAGE_FOLDER + folder + os.sep for folder in ("api", "local", "runtime")),
+    _PACKAGE_FOLDER + os.path.join("util", "functions.py"),
 )
 _RUNNER_FILES = tuple(
     os.sep + os.path.join(*path)

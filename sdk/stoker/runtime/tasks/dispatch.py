@@ -93,11 +93,13 @@ class Slot(Generic[T]):
 class ClassQueue(Generic[T]):
     """The waiting tasks and the slots of one scheduling class.
 
-    With ``spread`` each lease serves one call, so that the scheduler places every call.
+    With ``spread`` each lease serves one call, so that the scheduler places every call. No more than
+    ``max_slots`` leases are wanted at once.
     """
 
-    def __init__(self, *, spread: bool = False) -> None:
+    def __init__(self, *, spread: bool = False, max_slots: int = 1 << 30) -> None:
         self._spread = spread
+        self._max_slots = max_slots
         self.ready: ReadyQueue[T] = ReadyQueue()
         self.slots: dict[str, Slot[T]] = {}
 
@@ -185,8 +187,8 @@ class ClassQueue(Generic[T]):
     @property
     def leases_wanted(self) -> int:
         """The number of further leases that would help: one per waiting task, fewer where tasks are short."""
-        waiting = len(self.ready)
-        if not waiting:
+        waiting = min(len(self.ready), self._max_slots - len(self.slots))
+        if waiting <= 0:
             return 0
         if self._spread:
             return min(waiting, MAX_LEASES_PER_REQUEST)

@@ -197,7 +197,9 @@ class TaskSubmitter:
         queue = self.queues.get(spec.demand_key)
         if queue is None:
             spread = spec.demand.strategy.policy is SpreadPolicy.SPREAD
-            queue = self.queues[spec.demand_key] = ClassQueue(spread=spread)
+            queue = self.queues[spec.demand_key] = ClassQueue(
+                spread=spread, max_slots=spec.max_leases
+            )
             self.leases.add_class(spec.demand_key, spec.demand)
         task.phase, task.queue = Phase.QUEUED, queue
         queue.ready.append(task)

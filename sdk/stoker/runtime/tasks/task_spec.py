@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 FRAME_MAX_BYTES = 256 << 10
 """Larger arguments go through shared memory instead of the frame."""
 
+MAX_LEASES = 1 << 30
+"""Of functions without a bound of their own."""
+
 TEMPLATES = 1000
 """How many templates a caller assumes to be known at the far end, which keeps as many: the last ones."""
 
@@ -85,6 +88,13 @@ class Submitter(Protocol):
         """Stop a call (loop thread): drop it if it waits, tell its worker if it runs."""
 
 
+class Share(msgspec.Struct, frozen=True):
+    """The leases of some functions alone (a pool's): at most so many at once, whatever waits."""
+
+    number: int
+    max_leases: int
+
+
 class FunctionSpec:
     """A remote function with one set of options, shared by all its calls."""
 
@@ -110,6 +120,7 @@ class FunctionSpec:
         self.demand = demand
         # The name is for people: functions with equal needs share their leases.
         self.demand_key = msgspec.msgpack.encode(msgspec.structs.replace(demand, name=""))
+        self.max_leases = MAX_LEASES
         self.actor_id = actor_id
         self.refs = refs
         """Refs that the function closes over: kept alive while calls of it are unsettled."""
@@ -119,6 +130,11 @@ class FunctionSpec:
         self.storing_error = ""
         """Why the gcs does not take the function, while it does not."""
         self.awaiting_registration: list[PendingTask] = []
+
+    def take_share(self, share: Share) -> None:
+        """Have leases that only the functions of the same share use (before the first call)."""
+        self.demand_key += msgspec.msgpack.encode(share)
+        self.max_leases = share.max_leases
 
 
 class PendingTask(msgspec.Struct, eq=False, gc=False):

@@ -301,3 +301,22 @@ def test_state_lists(cluster: Cluster) -> None:
     assert [one.state for one in found] == ["FINISHED"]
     assert list_nodes()[0].is_head_node
     assert "listed" in summarize_tasks()["cluster"]["summary"]
+
+
+def test_a_pool_in_the_manner_of_multiprocessing() -> None:
+    from stoker.ray.util.multiprocessing import Pool
+
+    with Pool(2, ray_remote_args={"num_cpus": 1}) as pool:
+        assert pool.map(abs, [-1, 2, -3]) == [1, 2, 3]
+        assert pool.apply(max, (1, 2)) == 2
+        assert sorted(pool.imap_unordered(abs, [-1, -2])) == [1, 2]
+
+
+def test_a_progress_bar_in_a_task() -> None:
+    @ray.remote
+    def add_up() -> int:
+        from stoker.ray.experimental.tqdm_ray import tqdm
+
+        return sum(tqdm(range(5), desc="numbers"))
+
+    assert ray.get(add_up.remote(), timeout=WAIT_S) == 10

@@ -341,3 +341,16 @@ class Dispatching(RuleBasedStateMachine):
 
 TestDispatching = Dispatching.TestCase
 TestDispatching.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_share_wants_no_more_leases_than_it_may_have() -> None:
+    queue: ClassQueue[Task] = ClassQueue(max_slots=3)
+    function = Function()
+    for number in range(10):
+        queue.ready.append(Task(f"t{number}", function=function))
+    assert queue.leases_wanted == 3
+    queue.add_slot("l0", object(), 0.0)
+    queue.add_slot("l1", object(), 0.0)
+    assert queue.leases_wanted == 1
+    queue.add_slot("l2", object(), 0.0)
+    assert queue.leases_wanted == 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from multiprocessing import JoinableQueue, TimeoutError
 from typing import Any
+
+from stoker.util.pool import Pool as StokerPool
 
 __all__ = ("JoinableQueue", "Pool", "TimeoutError")
 
@@ -17,7 +18,7 @@ def Pool(
     context: Any = None,
     ray_address: str | None = None,
     ray_remote_args: dict[str, Any] | None = None,
-) -> Any:
+) -> StokerPool:
     """Return a pool with ``multiprocessing``'s interface; ``ray_address`` names the cluster."""
     import stoker
     from stoker.ray.mapping.init import init
@@ -26,5 +27,4 @@ def Pool(
     if ray_address is not None and not stoker.is_initialized():
         init(ray_address)
     options = mapped_options(ray_remote_args or {})
-    pool = importlib.import_module("stoker.util.pool").Pool
-    return pool(processes, initializer, initargs, maxtasksperchild, context, **options)
+    return StokerPool(processes, initializer, initargs, maxtasksperchild, context, **options)
