@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from stoker_nodelet import api
 from stoker_nodelet.core import Policy, State
@@ -53,6 +54,7 @@ from stoker_nodelet.workers.deadlines import Deadlines
 from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
 from stoker_nodelet.workers.token_renewals import TokenRenewals
 from stoker_nodelet.workers.workers import Workers
+from stoker_wire.constraints.label_selectors import ADDRESS_LABEL, NODE_ID_LABEL
 from stoker_wire.constraints.taints import Taint, parse_taint
 from stoker_wire.errors import BadRequestError, ConflictError, NotFoundError
 from stoker_wire.http.auth import private_dir
@@ -543,7 +545,13 @@ def _registration(
         gpu_error=gpus.error,
         gpu_isolation=verdict.isolation.name if verdict.isolation is not None else "",
         gpu_isolation_error=verdict.reason,
-        labels={**gpus.labels, **settings.labels, **(offer.labels or {})},
+        labels={
+            NODE_ID_LABEL: identity.node_id,
+            ADDRESS_LABEL: urlsplit(identity.url).hostname or "",
+            **gpus.labels,
+            **settings.labels,
+            **(offer.labels or {}),
+        },
         taints=_taints(settings.taints),
         version=VERSION,
         arena_dir=str(identity.arena_dir),

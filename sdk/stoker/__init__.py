@@ -111,7 +111,7 @@ __all__ = (
     "wait",
 )
 
-_LAZY = ("actor", "jobs", "kernels", "kv", "train", "util")
+_LAZY = ("actor", "jobs", "kernels", "kv", "ray", "train", "util")
 _OF_UTIL = ("Executor", "dask_get", "map_stream", "tqdm")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from stoker_wire.errors import (
     ActorDiedError,
+    ActorError,
     ActorUnavailableError,
     ArenaFullError,
     BadRequestError,
@@ -60,6 +61,7 @@ from stoker_wire.errors import (
 
 __all__ = (
     "ActorDiedError",
+    "ActorError",
     "ActorUnavailableError",
     "ArenaFullError",
     "BadRequestError",

@@ -45,8 +45,9 @@ Each class is also the built-in exception that a Python programmer expects (righ
         ├── WorkerDiedError        worker_died          ConnectionError: with exit forensics
         │   ├── OutOfMemoryError   out_of_memory        and MemoryError
         │   └── PreemptedError     preempted            its place went to other work
-        ├── ActorDiedError         actor_died           ConnectionError
-        ├── ActorUnavailableError  actor_unavailable    ConnectionError: may be called again later
+        ├── ActorError             actor_failed         ConnectionError: base of what ends a call of an actor
+        │   ├── ActorDiedError     actor_died
+        │   └── ActorUnavailableError actor_unavailable 503  may be called again later
         ├── ObjectLostError        object_lost          410  LookupError
         │   ├── OwnerDiedError     owner_died           and ConnectionError
         │   └── ObjectFreedError   object_freed
@@ -399,13 +400,19 @@ class PreemptedError(WorkerDiedError):
     code = "preempted"
 
 
-class ActorDiedError(WorkFailedError, ConnectionError):
+class ActorError(WorkFailedError, ConnectionError):
+    """The actor could not be called: it is dead, or out of reach for now."""
+
+    code = "actor_failed"
+
+
+class ActorDiedError(ActorError):
     """The actor is dead and will not come back; the message says the cause."""
 
     code = "actor_died"
 
 
-class ActorUnavailableError(WorkFailedError, ConnectionError):
+class ActorUnavailableError(ActorError):
     """The actor is restarting or out of reach; a call may or may not have run."""
 
     code = "actor_unavailable"

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from stoker.exceptions import BadRequestError
 from stoker.runtime import current
-from stoker.runtime.actors.info import METHOD_OPTIONS, check_hooks, checked_groups
+from stoker.runtime.actors.info import METHOD_OPTIONS, check_hooks, checked_groups, methods_of
 from stoker.runtime.options.actor_options import ActorOptions, MethodOptions
 from stoker.runtime.options.demands import check_options, merged
 from stoker.runtime.options.documentation import with_options
+from stoker.runtime.process.current_task import current_task
 
 if TYPE_CHECKING:
+    from stoker.runtime.actors.graphs import ActorNode
     from stoker.runtime.actors.handle import ActorHandle
 
 C = TypeVar("C")
@@ -44,6 +46,9 @@ def exit_actor() -> NoReturn:
     """
     runtime = current.maybe_runtime()
     host = runtime.worker.actor if runtime is not None and runtime.worker is not None else None
+    task = current_task.get()
+    if runtime is not None and runtime.inline is not None and task is not None and task.actor_id:
+        raise SystemExit(0)
     if host is None:
         raise BadRequestError(
             "exit_actor() ends the actor whose code calls it, and this code runs in no actor\n"
@@ -92,12 +97,22 @@ class ActorClass(Generic[C]):
             except TypeError as error:
                 name = self._cls.__qualname__
                 raise TypeError(f"{name}.remote(): {error}; it takes {signature}") from None
-        return current.runtime().actor_creator.create(self._cls, self._options, args, kwargs)
+        runtime = current.runtime()
+        if runtime.inline is not None:
+            return runtime.inline.create(self._cls, self._options, args, kwargs)
+        return runtime.actor_creator.create(self._cls, self._options, args, kwargs)
+
+    def bind(self, *args: Any, **kwargs: Any) -> ActorNode:
+        """Return an actor of this class as a node of a graph: each ``execute()`` starts one."""
+        from stoker.runtime.actors.graphs import ActorNode
+
+        has_method = methods_of(self._cls).__contains__
+        return ActorNode(self, args, kwargs, has_method)
 
     def options(self, **options: Any) -> ActorClass[C]:
         """Return this class with other options; unknown ones are errors."""
         what = f"remote class {self._cls.__qualname__}"
-        return ActorClass(self._cls, merged(self._options, options, what=what))
+        return type(self)(self._cls, merged(self._options, options, what=what))
 
     def __call__(self, *args: Any, **kwargs: Any) -> C:
         name = self._cls.__qualname__
@@ -126,4 +141,4 @@ class ActorClass(Generic[C]):
         return f"<stoker.remote class {self.__qualname__}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ActorClass, (self._cls, self._options)
+        return type(self), (self._cls, self._options)

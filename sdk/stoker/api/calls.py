@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from stoker.api.context import RuntimeContext
 from stoker.exceptions import BadRequestError, NotFoundError, WrongTypeError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stoker.runtime.actors.handle import ActorHandle
 
 T = TypeVar("T")
+W = TypeVar("W", bound=ObjectRef[Any] | ObjectRefGenerator[Any])
 _CALL_S = 30.0
 
 
@@ -62,8 +63,9 @@ def _check_timeout(timeout: Any, what: str) -> None:
         )
 
 
-def _refs(refs: Iterable[Any], what: str) -> list[ObjectRef[Any]]:
-    if isinstance(refs, (str, bytes)) or not isinstance(refs, Iterable):
+def _refs(refs: Iterable[Any], what: str, *, generators: bool = False) -> list[ObjectRef[Any]]:
+    # A generator of refs is iterable: as the list itself it would be read to its end.
+    if isinstance(refs, (str, bytes, ObjectRefGenerator)) or not isinstance(refs, Iterable):
         raise WrongTypeError(
             f"{what}() takes an ObjectRef or a list of them, not {type(refs).__name__}\n"
             "only what .remote() and put() return can be waited for",
@@ -71,7 +73,9 @@ def _refs(refs: Iterable[Any], what: str) -> list[ObjectRef[Any]]:
         )
     checked = list(refs)
     for index, ref in enumerate(checked):
-        if not isinstance(ref, ObjectRef):
+        if not isinstance(ref, ObjectRef) and not (
+            generators and isinstance(ref, ObjectRefGenerator)
+        ):
             raise WrongTypeError(
                 f"{what}(): item {index} is a {type(ref).__name__}, not an ObjectRef",
                 field=f"refs[{index}]",
@@ -115,20 +119,21 @@ def put(
 
 
 def wait(
-    refs: Sequence[ObjectRef[T]],
+    refs: Sequence[W],
     *,
     num_returns: int = 1,
     timeout: float | None = None,
     fetch_local: bool = True,
-) -> tuple[list[ObjectRef[T]], list[ObjectRef[T]]]:
+) -> tuple[list[W], list[W]]:
     """Wait until ``num_returns`` of ``refs`` are there (or failed), or ``timeout`` seconds passed.
 
-    Returns (ready, not ready), both in the order of ``refs``. ``fetch_local`` is accepted for
+    Returns (ready, not ready), both in the order of ``refs``. A generator of refs may be among them: it is
+    ready when its next ref can be taken, or when it has ended. ``fetch_local`` is accepted for
     habit's sake: values are fetched when they are read.
     """
     if timeout is not None:
         _check_timeout(timeout, "wait")
-    checked = _refs(refs, "wait")
+    checked: list[Any] = _refs(refs, "wait", generators=True)
     if len(set(checked)) != len(checked):
         raise BadRequestError("wait(): the same ref is given twice", field="refs")
     given: object = num_returns
@@ -142,7 +147,8 @@ def wait(
             field="num_returns",
         )
     try:
-        return current.runtime().objects.wait(checked, num_returns, timeout)
+        ready, rest = current.runtime().objects.wait(checked, num_returns, timeout)
+        return cast("list[W]", ready), cast("list[W]", rest)
     except KeyboardInterrupt as stop:
         raise stop.with_traceback(None)  # noqa: B904 (as in get)
 
@@ -200,6 +206,9 @@ def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
             field="actor",
         )
     runtime = current.runtime()
+    if runtime.inline is not None:
+        runtime.inline.end(actor.actor_id, "killed by stoker.kill()", killed=True)
+        return
     runtime.io.run(
         runtime.actors.kill(
             actor.actor_id, no_restart=no_restart, reason="killed by stoker.kill()"
@@ -230,6 +239,8 @@ def get_actor(name: str, *, namespace: str | None = None) -> ActorHandle[Any]:
     from stoker_wire.messages.work import Actor, ActorState
 
     runtime = current.runtime()
+    if runtime.inline is not None and (found := runtime.inline.find(name, namespace)) is not None:
+        return found
     where = namespace or runtime.job.namespace
     query = {"name": name, "namespace": where, "limit": 100}
     page = runtime.io.run(
@@ -263,7 +274,7 @@ def get_runtime_context() -> RuntimeContext:
         task_id=info.task_id if info else "",
         task_name=info.name if info else "",
         attempt=info.attempt if info else 0,
-        actor_id=lease.actor_id if lease else "",
+        actor_id=lease.actor_id if lease else info.actor_id if info else "",
         gcs_url=runtime.identity.gcs_url,
         gpu_ids=tuple(sorted(lease.gpus)) if lease else (),
         assigned_resources=dict(lease.resources) if lease else {},

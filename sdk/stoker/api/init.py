@@ -35,6 +35,7 @@ _JOIN_S = 5.0
 _ELECTION_S = 2.0
 _CALL_S = 15.0
 AUTO = "auto"
+LOCAL = "local"
 _SOCKET_PATH_BYTES = 104
 
 
@@ -47,6 +48,30 @@ class ClusterInfo(NamedTuple):
     node_id: str
     session_dir: str
     token: str
+
+    @property
+    def dashboard_url(self) -> str:
+        """The host and port at which the HTTP API listens, without a scheme."""
+        return urlsplit(self.address.partition(",")[0]).netloc
+
+    @property
+    def address_info(self) -> dict[str, str]:
+        """The addresses and ids of the cluster by name, as programs log them."""
+        host = urlsplit(self.address.partition(",")[0]).hostname or ""
+        return {
+            "address": self.address,
+            "gcs_address": self.dashboard_url,
+            "node_id": self.node_id,
+            "node_ip_address": host,
+            "session_dir": self.session_dir,
+            "webui_url": self.dashboard_url,
+        }
+
+    def __enter__(self) -> ClusterInfo:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        shutdown()
 
     def __repr__(self) -> str:
         return f"ClusterInfo(address={self.address!r}, job_id={self.job_id!r})"
@@ -68,17 +93,19 @@ def init(
     port: int = 0,
     log_to_driver: bool | None = None,
     ignore_reinit_error: bool = False,
+    local_mode: bool = False,
 ) -> ClusterInfo:
     """Connect this process to a cluster as a driver.
 
-    Without ``address`` (and without ``STOKER_ADDRESS``) a cluster is started on this machine, with
-    ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``; it ends with this
-    process. ``"http://host:port"`` (of several replicas with commas between) joins one that runs (its
-    token from ``token`` or ``STOKER_TOKEN``): that of its gcs from a machine that reaches all nodes,
-    that of its gateway from anywhere. And ``"auto"`` that of ``STOKER_ADDRESS``, else the newest
+    Without ``address`` (and without ``STOKER_ADDRESS``), and with ``"local"``, a cluster is started on
+    this machine, with ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``; it
+    ends with this process. ``"http://host:port"`` (of several replicas with commas between) joins one that
+    runs (its token from ``token`` or ``STOKER_TOKEN``): that of its gcs from a machine that reaches all
+    nodes, that of its gateway from anywhere. And ``"auto"`` that of ``STOKER_ADDRESS``, else the newest
     that ``stoker start --head`` started here. All that this driver starts waits in ``queue``
     (``stoker queue list``), with ``priority`` added to its own. Raises UnavailableError where a
-    cluster's scheduler cannot be reached.
+    cluster's scheduler cannot be reached. In ``local_mode`` tasks and actors run in this process, one after
+    another, when they are called: for debuggers and tests.
     """
     with LIFECYCLE.lock:
         if (current := maybe_runtime()) is not None:
@@ -88,7 +115,7 @@ def init(
                 "stoker.init() was called already in this process\n"
                 "call stoker.shutdown() first, or pass ignore_reinit_error=True"
             )
-        address = address or os.environ.get("STOKER_ADDRESS") or None
+        address = None if address == LOCAL else address or os.environ.get("STOKER_ADDRESS") or None
         node_options = {
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
@@ -97,7 +124,9 @@ def init(
             "labels": labels,
         }
         node_options, port = checked_node_options(node_options), checked_port(port)
-        driver_options = _DriverOptions(namespace, runtime_env, queue, priority, log_to_driver)
+        driver_options = _DriverOptions(
+            namespace, runtime_env, queue, priority, log_to_driver, local_mode
+        )
         if address is None:
             return _init_local(node_options, port, driver_options)
         given = [name for name, value in node_options.items() if value is not None]
@@ -118,6 +147,7 @@ class _DriverOptions(NamedTuple):
     queue: str | None
     priority: int
     log_to_driver: bool | None
+    local_mode: bool
 
 
 def _init_local(
@@ -293,6 +323,10 @@ def _connect(
     except BaseException:
         runtime.stop()
         raise
+    if options.local_mode:
+        from stoker.runtime.driver.inline import InlineCalls
+
+        runtime.inline = InlineCalls(runtime.io, runtime.objects)
     set_runtime(runtime)
     LIFECYCLE.driver = driver
     LIFECYCLE.auto_init, LIFECYCLE.forked = True, False

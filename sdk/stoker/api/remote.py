@@ -18,6 +18,8 @@ from stoker_wire.messages.cluster import LeaseKind
 
 if TYPE_CHECKING:
     from stoker.api.actors import ActorClass
+    from stoker.runtime.actors.graphs import CallNode
+    from stoker.runtime.driver.inline import InlineCalls
     from stoker.runtime.objects.refs import ObjectRef
     from stoker.runtime.runtime import Runtime
     from stoker.runtime.tasks.task_spec import FunctionSpec
@@ -52,6 +54,8 @@ class RemoteFunction(Generic[P, R]):
         among the arguments arrive as their values.
         """
         runtime = current.runtime()
+        if runtime.inline is not None:
+            return self._run_inline(runtime.inline, args, kwargs)  # type: ignore[no-any-return]
         spec = self._spec
         captured_by = runtime.job.captured_by
         if spec is None or self._spec_of is not runtime or self._captured_by != captured_by:
@@ -60,10 +64,29 @@ class RemoteFunction(Generic[P, R]):
             self._check_signature(args, kwargs)
         return runtime.tasks.submit(spec, args, kwargs)  # type: ignore[no-any-return]
 
+    def _run_inline(self, inline: InlineCalls, args: tuple[Any, ...], kwargs: Any) -> Any:
+        from stoker.runtime.tasks.functions import is_generator
+
+        self._check_signature(args, kwargs)
+        return inline.call(
+            self._function,
+            args,
+            kwargs,
+            name=self.name,
+            num_returns=self._options.num_returns,
+            generates=is_generator(self._function),
+        )
+
+    def bind(self, *args: Any, **kwargs: Any) -> CallNode:
+        """Return this call as a node of a graph, which its ``execute()`` makes; arguments may be nodes."""
+        from stoker.runtime.actors.graphs import CallNode
+
+        return CallNode(self, args, kwargs)
+
     def options(self, **options: Any) -> RemoteFunction[P, R]:
         """Return this function with other options; unknown ones are errors."""
         what = f"remote function {self.name}"
-        return RemoteFunction(self._function, merged(self._options, options, what=what))
+        return type(self)(self._function, merged(self._options, options, what=what))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         raise TypeError(
@@ -80,7 +103,7 @@ class RemoteFunction(Generic[P, R]):
         return f"<stoker.remote function {self.name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteFunction, (self._function, self._options)
+        return type(self), (self._function, self._options)
 
     def _check_signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
@@ -106,6 +129,7 @@ class RemoteFunction(Generic[P, R]):
     def _make_spec(self, runtime: Runtime) -> FunctionSpec:
         from stoker.api.objects import durable
         from stoker.runtime.tasks.functions import (
+            DYNAMIC,
             INLINE_NBYTES,
             TEMPLATE_NUMBERS,
             is_generator,
@@ -139,6 +163,7 @@ class RemoteFunction(Generic[P, R]):
             max_calls=options.max_calls,
             retry_exceptions=pickled_exception_types(options.retry_exceptions),
             history=options.enable_task_events,
+            dynamic=options.num_returns == DYNAMIC,
             blob=blob if len(blob) <= INLINE_NBYTES else b"",
         )
         self._spec = FunctionSpec(

@@ -80,6 +80,11 @@ _COMMANDS = {
     "kernels": ("kernels", "kernels", "Tune the training kernels to the GPUs, compile them ahead."),
     "token": ("token", "token", "Give people tokens of their own, and take them back."),
     "certs": ("local.certs", "certs", "Make certificates for TLS: a CA, and those that it signs."),
+    "port": (
+        "local.port",
+        "port",
+        "Say what of programs written for Ray will not work with stoker.ray.",
+    ),
     "config": ("local.about", "config", "Show every setting, its value and where that comes from."),
     "version": ("local.about", "version", "Show the version and the protocol."),
 }

@@ -41,6 +41,7 @@ from stoker.local.sessions import (
     sweep,
     write_info,
 )
+from stoker_wire.constraints.label_selectors import HEAD_LABEL
 from stoker_wire.errors import DeadlineExceededError, StokerError, UnavailableError
 from stoker_wire.http.auth import check_length, is_loopback, write_private
 from stoker_wire.http.cluster_secret import ClusterSecret, find_secret
@@ -206,7 +207,8 @@ async def _serve_head(
         return scheduler
 
     async def nodelet_ready() -> Nodelet:
-        nodelet = await _start_nodelet(settings, signer, gcs.url, 0, session, forkserver)
+        of_head = msgspec.structs.replace(settings, labels={HEAD_LABEL: "true", **settings.labels})
+        nodelet = await _start_nodelet(of_head, signer, gcs.url, 0, session, forkserver)
         running.append(nodelet)
         await _until_ready("nodelet", nodelet.url, token, settings)
         return nodelet

@@ -40,6 +40,7 @@ from stoker.runtime.worker.execute import CallExecutor
 from stoker_wire.arena import Arena
 
 if TYPE_CHECKING:
+    from stoker.runtime.driver.inline import InlineCalls
     from stoker.runtime.net.channels import Handler
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.tasks.task_spec import PendingTask
@@ -72,6 +73,8 @@ class Runtime:
         self.io = IoThread(identity.peer_id)
         self.worker: CallExecutor | None = None
         """The execution of others' calls, in a worker."""
+        self.inline: InlineCalls | None = None
+        """The calls of a driver in local mode, which run in it."""
         self._job_id = job_id
         self._notices: WaitNotices | None = None
         self._port: GatewayPort | None = None

@@ -59,7 +59,7 @@ def test_every_command_has_help_with_a_sentence(path: tuple[str, ...]) -> None:
 
 
 def test_every_command_that_asks_a_cluster_can_be_pointed_at_one() -> None:
-    local = {"start", "stop", "config", "version", "simulate", "backup", "restore", "certs"}
+    local = {"start", "stop", "config", "version", "simulate", "backup", "restore", "certs", "port"}
     paths = commands(root)
     groups = {path[:-1] for path in paths if path}
     for path in paths:

@@ -66,6 +66,7 @@ BUILTINS: dict[type[StokerError], tuple[type[Exception], ...]] = {
     errors.PreemptedError: (ConnectionError,),
     errors.WorkerDiedError: (ConnectionError,),
     errors.OutOfMemoryError: (ConnectionError, MemoryError),
+    errors.ActorError: (ConnectionError,),
     errors.ActorDiedError: (ConnectionError,),
     errors.ActorUnavailableError: (ConnectionError,),
     errors.ObjectLostError: (LookupError,),

@@ -12,6 +12,10 @@ GRAMMAR = (
     "write a value, '!value', 'in(a,b)' or '!in(a,b)'; a value starts with a letter or a digit and "
     "goes on with these, spaces and any of . _ - / + : @"
 )
+NODE_ID_LABEL = "stoker.io/node-id"
+ADDRESS_LABEL = "stoker.io/address"
+HEAD_LABEL = "stoker.io/head"
+"""Labels that a node has by itself: its id, the host in its URL, and of that of ``start --head`` ``true``."""
 _VALUE = re.compile(r"\w[\w ./+:@-]*")
 
 

@@ -91,6 +91,8 @@ class Template(_Part):
     """Whether its calls are recorded in the task history."""
     blob: bytes = b""
     """The pickled function if it is small: a worker asks the gcs for others."""
+    dynamic: bool = False
+    """Whether its one result is a tuple of refs, to all that the function yields."""
 
 
 class Call(_Part):

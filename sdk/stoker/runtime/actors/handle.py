@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from stoker.runtime.actors.info import SYSTEM_METHODS, HandleInfo, MethodInfo, check_group
+from stoker.runtime.actors.info import (
+    RAY_NAMES,
+    SYSTEM_METHODS,
+    HandleInfo,
+    MethodInfo,
+    check_group,
+)
 from stoker.runtime.options.demands import merged
 from stoker.runtime.options.options import TaskOptions
 from stoker.runtime.process.current_runtime import CurrentRuntime
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stoker.runtime.actors.calls import ActorCalls
+    from stoker.runtime.actors.graphs import CallNode
     from stoker.runtime.job import JobContext
     from stoker.runtime.objects.refs import ObjectRef
     from stoker.runtime.process.io_thread import IoThread
@@ -19,12 +28,28 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 
 
+class _Inline(Protocol):
+    """The actors of a driver in local mode."""
+
+    def call_method(
+        self,
+        handle: HandleInfo,
+        name: str,
+        method: MethodInfo,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any: ...
+
+
 class _Runtime(Protocol):
     """The parts of this process's runtime that handles use."""
 
     io: IoThread
     job: JobContext
     actors: ActorCalls
+
+    @property
+    def inline(self) -> _Inline | None: ...
 
 
 CURRENT: CurrentRuntime[_Runtime] = CurrentRuntime()
@@ -59,6 +84,7 @@ class ActorHandle(Generic[C]):
     def __getattr__(self, name: str) -> ActorMethod:
         if name == "_info":  # asked while the handle is unpickled
             raise AttributeError(name)
+        name = RAY_NAMES.get(name, name)
         method = self._info.methods.get(name) or SYSTEM_METHODS.get(name)
         if method is not None:
             return ActorMethod(self, name, method, self._specs)
@@ -127,12 +153,21 @@ class ActorMethod:
         ):
             parameters.check(args, kwargs, f"{self._handle._info.class_name}.{self._name}.remote()")
         runtime = CURRENT.get()
+        if runtime.inline is not None:
+            call = self._handle._info, self._name, self._info, args, kwargs
+            return runtime.inline.call_method(*call)  # type: ignore[no-any-return]
         spec, spec_of = self._specs.get(self._name, (None, None))
         if spec is None or spec_of is not runtime:
             spec = self._make_spec(runtime)
             self._specs[self._name] = spec, runtime
         connection = runtime.actors.connection_to(self._handle._info)
         return runtime.actors.submit(connection, spec, args, kwargs)  # type: ignore[no-any-return]
+
+    def bind(self, *args: Any, **kwargs: Any) -> CallNode:
+        """Return this call as a node of a graph, which its ``execute()`` makes; arguments may be nodes."""
+        from stoker.runtime.actors.graphs import CallNode
+
+        return CallNode(self, args, kwargs)
 
     def options(self, **options: Any) -> ActorMethod:
         """Return this method with other options; unknown ones are errors."""
@@ -156,6 +191,7 @@ class ActorMethod:
 
     def _make_spec(self, runtime: _Runtime) -> FunctionSpec:
         from stoker.runtime.tasks.functions import (
+            DYNAMIC,
             TEMPLATE_NUMBERS,
             pickled_exception_types,
             returns_of,
@@ -185,6 +221,7 @@ class ActorMethod:
                 group=options.concurrency_group,
                 retry_exceptions=pickled_exception_types(options.retry_exceptions),
                 history=options.enable_task_events,
+                dynamic=options.num_returns == DYNAMIC,
             ),
             options=TaskOptions(
                 max_retries=retries,

@@ -51,6 +51,13 @@ SYSTEM_METHODS = {
     "__stoker_call__": MethodInfo(MethodOptions(), generates=False),
 }
 """The methods that every actor has, whatever its class."""
+RAY_NAMES = {
+    "__ray_ready__": "__stoker_ready__",
+    "__ray_terminate__": TERMINATE,
+    "__ray_call__": "__stoker_call__",
+}
+"""The same by the names that programs written for Ray use."""
+RAY_SHUTDOWN = "__ray_shutdown__"
 
 
 class HandleInfo(msgspec.Struct, frozen=True, omit_defaults=True):

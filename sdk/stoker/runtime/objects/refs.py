@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from stoker.runtime.process.current_runtime import CurrentRuntime
 from stoker_wire.ids import task_of
 from stoker_wire.messages.common import Address
-from stoker_wire.messages.data import Ref
+from stoker_wire.messages.data import Failed, Ref
 
 if TYPE_CHECKING:
     import asyncio
     import concurrent.futures
 
     from stoker.runtime.objects.table import Entry
+    from stoker.runtime.objects.waiters import ThreadWaiter
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -28,10 +29,13 @@ class _Objects(Protocol):
 
     address: Address
 
+    def put(self, value: Any) -> ObjectRef[Any]: ...
+    def put_failed(self, failed: Failed) -> ObjectRef[Any]: ...
     def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]: ...
     async def wait_async(self, ref: ObjectRef[Any]) -> Any: ...
     def import_ref(self, object_id: str, owner: Address) -> ObjectRef[Any]: ...
     def drop_ref(self, entry: Entry) -> None: ...
+    def pin(self, ref: ObjectRef[Any]) -> None: ...
 
 
 class _Stream(Protocol):
@@ -40,6 +44,10 @@ class _Stream(Protocol):
     task_id: str
     completed_ref: ObjectRef[Any]
 
+    @property
+    def is_ready(self) -> bool: ...
+    def watch(self, waiter: ThreadWaiter) -> None: ...
+    def unwatch(self, waiter: ThreadWaiter) -> None: ...
     def next_sync(self) -> ObjectRef[Any] | None: ...
     async def next_async(self) -> ObjectRef[Any] | None: ...
     def abandon(self) -> None: ...
@@ -63,7 +71,8 @@ class ObjectRef(Generic[T_co]):
     """The name of an immutable value, now or later. Give it to ``get``, to a remote call, or await it.
 
     Refs may sit inside arguments, results and other values; as a top-level argument of a remote
-    call a ref is replaced by its value. The value is freed when no process holds a ref to it.
+    call a ref is replaced by its value. The value is freed when no process holds a ref to it. A ref that
+    you pickle yourself keeps its value as long as the process lives that pickled it, or until ``free()``.
     """
 
     __slots__ = ("__weakref__", "_entry")
@@ -110,9 +119,11 @@ class ObjectRef(Generic[T_co]):
         return hash(self._entry.object_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from stoker.runtime.serialization.pickling import collect_ref
+        from stoker.runtime.serialization.pickling import collect_ref, is_packing
 
         collect_ref(self)
+        if not is_packing():  # nobody counts the copies of these bytes
+            _objects().pin(self)
         owner = self._entry.owner or _objects().address
         return load_ref, (
             self._entry.object_id,
@@ -172,6 +183,10 @@ class ObjectRefGenerator(Generic[T]):
         if ref is None:
             raise StopAsyncIteration
         return ref
+
+    def next_ready(self) -> bool:
+        """Return whether the next ref, or the end, can be had without waiting."""
+        return self._stream.is_ready
 
     def completed(self) -> ObjectRef[None]:
         """Return a ref that is settled when the task has ended (its ``get`` raises its error)."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from stoker.exceptions import (
     BadRequestError,
@@ -25,7 +25,7 @@ from stoker.exceptions import (
 )
 from stoker.runtime.objects.borrowing import Borrowing
 from stoker.runtime.objects.recovery import Recovery
-from stoker.runtime.objects.refs import ObjectRef
+from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
 from stoker.runtime.objects.table import Entry, Waiter, describe_wait
 from stoker.runtime.objects.values import drain
 from stoker.runtime.objects.waiters import (
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from stoker_wire.messages.common import Address
     from stoker_wire.messages.data import Ref
 
+Waitable: TypeAlias = ObjectRef[Any] | ObjectRefGenerator[Any]
 _FLUSH_S = 5.0
 _LOADS = 4
 """How often a value is read: it may be lost again where it was recovered."""
@@ -100,6 +101,7 @@ class ObjectStore:
         self._put_ids = IdSource(Prefix.OBJECT)
         self._dropped_refs: deque[Entry] = deque()
         self._marks: dict[str, Callable[[str], object]] = {}
+        self._pinned: dict[str, ObjectRef[Any]] = {}
         self._lineage = lineage
         # Each settles and frees for the other, so these parts are made here.
         self.detached = detached
@@ -135,6 +137,10 @@ class ObjectStore:
         ref._entry.location = _MARK
         return ref
 
+    def pin(self, ref: ObjectRef[Any]) -> None:
+        """Hold a ref as long as this process lives, or until its value is freed."""
+        self._pinned[ref._entry.object_id] = ref
+
     def drop_ref(self, entry: Entry) -> None:
         """Note that a ref object of an entry was collected (any thread, also in a destructor)."""
         self._dropped_refs.append(entry)
@@ -159,9 +165,16 @@ class ObjectStore:
             raise
         return ref
 
+    def put_failed(self, failed: Failed) -> ObjectRef[Any]:
+        """Return a ref to an error in place of a value."""
+        ref = self.new_ref(self._put_ids())
+        ref._entry.location = failed
+        return ref
+
     def free_now(self, ref: ObjectRef[Any]) -> None:
         """Free a value though refs to it are left, which then raise ObjectFreedError."""
         entry = ref._entry
+        self._pinned.pop(entry.object_id, None)
         if is_detached(entry.object_id):
             self.detached.free(entry.object_id)
             return
@@ -230,29 +243,40 @@ class ObjectStore:
         return waiter.failed
 
     def wait(
-        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
-    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
-        """Wait until ``num_returns`` are settled or the time passed; return (ready, not ready)."""
-        entries = [r._entry for r in refs]
+        self, refs: Sequence[Waitable], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[Waitable], list[Waitable]]:
+        """Wait until ``num_returns`` are settled or the time passed; return (ready, not ready).
+
+        A generator is settled while it has an item that was not taken, and when it has ended.
+        """
+        entries = [r._entry for r in refs if isinstance(r, ObjectRef)]
+        streams = [r._stream for r in refs if isinstance(r, ObjectRefGenerator)]
         self._request(entries)
         waiter = ThreadWaiter()
         with self.lock:
             pending = [e for e in entries if e.location is None]
-            need = num_returns - (len(entries) - len(pending))
+            silent = [s for s in streams if not s.is_ready]
+            need = num_returns - (len(refs) - len(pending) - len(silent))
             if need > 0 and timeout_s != 0:
                 self._io.check_may_wait()
                 waiter.missing = need
                 for entry in pending:
                     entry.waiters.append(waiter)
+                for stream in silent:
+                    stream.watch(waiter)
         if need > 0 and timeout_s != 0:
-            self.waits.wait(waiter, timeout_s, "wait()", pending)
+            asked = [*pending, *(s.completed_ref._entry for s in silent)]
+            self.waits.wait(waiter, timeout_s, "wait()", asked)
             self._remove_waiter(waiter, pending)
-        ready: list[ObjectRef[Any]] = []
-        rest: list[ObjectRef[Any]] = []
+            with self.lock:
+                for stream in silent:
+                    stream.unwatch(waiter)
+        ready: list[Waitable] = []
+        rest: list[Waitable] = []
         for ref in refs:
-            settled = ref._entry.location is not None and len(ready) < num_returns
+            settled = len(ready) < num_returns and _is_settled(ref)
             (ready if settled else rest).append(ref)
-        self.unseen.mark_requested([ref._entry for ref in ready])
+        self.unseen.mark_requested([ref._entry for ref in ready if isinstance(ref, ObjectRef)])
         return ready, rest
 
     def _new_waiter(self, entries: Sequence[Entry]) -> FailFastWaiter:
@@ -561,3 +585,9 @@ def _is_elsewhere(held: Location | None, location: Location) -> bool:
 
 def _nothing(_: str) -> None:
     """Do nothing when a recovery ends for which nobody waits yet."""
+
+
+def _is_settled(waited: Waitable) -> bool:
+    if isinstance(waited, ObjectRef):
+        return waited._entry.location is not None
+    return waited._stream.is_ready

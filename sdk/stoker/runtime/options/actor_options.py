@@ -153,7 +153,7 @@ class MethodOptions(
     """Options of one method of an actor: ``@stoker.method(...)``, or ``.options(...)`` for some calls."""
 
     num_returns: Annotated[
-        Count | Literal["streaming"] | None,
+        Count | Literal["streaming", "dynamic"] | None,
         Option(
             "How many refs `.remote()` returns, as for tasks.",
             by="caller, worker",

@@ -229,11 +229,12 @@ class TaskOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_field
     """Options of a remote function: ``@stoker.remote(...)``, or ``.options(...)`` for some calls."""
 
     num_returns: Annotated[
-        Count | Literal["streaming"] | None,
+        Count | Literal["streaming", "dynamic"] | None,
         Option(
             "How many refs `.remote()` returns: one, a list of several, or None for 0. A function with "
             "several must return a tuple or a list of just so many values, or yield them. `streaming` "
-            "returns a generator of refs, one for each value that the function yields.",
+            "returns a generator of refs, one for each value that the function yields. `dynamic` returns one "
+            "ref, whose value has them all once the function has ended.",
             by="caller, worker",
             default="1; 'streaming' for a generator function",
             example="num_returns=2",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from stoker.exceptions import BadRequestError
-from stoker.runtime.serialization.pickling import pack
+from stoker.runtime.serialization.pickling import collected_refs, pack
 
 if TYPE_CHECKING:
     from stoker.runtime.objects.refs import ObjectRef
@@ -29,7 +29,10 @@ def pickled(value: Any, *, what: str) -> tuple[bytes, str, tuple[ObjectRef[Any],
     """Return a pickled function or class, the hash that names it, and the refs inside."""
     packed = pack(value, what=what)
     # The values that a function closes over travel with it, in one piece.
-    blob = cloudpickle.dumps(value, 5) if packed.buffers else packed.data
+    blob = packed.data
+    if packed.buffers:
+        with collected_refs():
+            blob = cloudpickle.dumps(value, 5)
     if len(blob) > _LARGE_NBYTES:
         _warn_of_size(value, what, len(blob))
     return blob, hashlib.sha256(blob).hexdigest(), tuple(packed.refs)
@@ -59,6 +62,10 @@ def _nbytes_of(value: Any) -> int:
     if isinstance(nbytes, int):
         return nbytes
     return len(value) if isinstance(value, (bytes, bytearray, str)) else sys.getsizeof(value)
+
+
+DYNAMIC = "dynamic"
+"""The ``num_returns`` of a generator whose one result is a tuple of refs to what it yields."""
 
 
 class PickledTypes(bytes):
@@ -96,4 +103,6 @@ def returns_of(num_returns: Any, *, generates: bool) -> tuple[int, bool]:
         num_returns = "streaming" if generates else 1
     if num_returns == "streaming":
         return 0, True
+    if num_returns == DYNAMIC:
+        return 1, False
     return int(num_returns), False

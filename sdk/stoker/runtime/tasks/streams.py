@@ -60,6 +60,8 @@ class Stream:
         self._channel: Channel | None = None
         self._lock = threading.Lock()
         self._waiter: ThreadWaiter | LoopWaiter | None = None
+        self._watchers: list[ThreadWaiter] = []
+        """Threads that wait for this stream among other things, by ``wait()``."""
 
     # -- the loop thread -------------------------------------------------------------------------
 
@@ -129,6 +131,10 @@ class Stream:
             waiter, self._waiter = self._waiter, None
         if waiter is not None:
             waiter.settled()
+        with self._objects.lock:
+            watchers, self._watchers = self._watchers, []
+        for watcher in watchers:
+            watcher.settled()
 
     # -- user threads and loops ------------------------------------------------------------------
 
@@ -155,6 +161,20 @@ class Stream:
                 return self._grant_credit(ref)
             entries = [self.completed_ref._entry]
             await self._objects.waits.wait_async(waiter.future, "anext()", entries)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next item, or the end, can be had without waiting."""
+        return bool(self._items) or self._ended
+
+    def watch(self, waiter: ThreadWaiter) -> None:
+        """Count the next item, or the end, for ``waiter`` (the caller holds the lock of the objects)."""
+        self._watchers.append(waiter)
+
+    def unwatch(self, waiter: ThreadWaiter) -> None:
+        """Undo :meth:`watch` (the caller holds the lock of the objects)."""
+        if waiter in self._watchers:
+            self._watchers.remove(waiter)
 
     def _take(self) -> ObjectRef[Any] | None:
         if not self._items:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.exceptions import PreemptedError, StokerError
-from stoker.runtime.actors.info import END_S, SHUTDOWN, TERMINATE
+from stoker.runtime.actors.info import END_S, RAY_SHUTDOWN, SHUTDOWN, TERMINATE
 from stoker.runtime.process.current_task import current_task
 from stoker.runtime.worker.output import flush_output
 from stoker_wire.messages.common import ErrorInfo
@@ -206,7 +206,9 @@ class ActorExit:
 
     def call_shutdown_hook(self) -> Any:
         """Call the actor's ``__stoker_shutdown__``; return its coroutine, if it is one."""
-        hook = self._host.method(SHUTDOWN) if self.begun else None
+        hook = None
+        if self.begun:
+            hook = self._host.method(SHUTDOWN) or self._host.method(RAY_SHUTDOWN)
         if hook is None:
             return None
         try:

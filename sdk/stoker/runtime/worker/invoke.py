@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -28,7 +28,7 @@ from stoker.exceptions import (
     TaskError,
 )
 from stoker.runtime.objects.detached import DetachedResult
-from stoker.runtime.objects.refs import REF_MARK, wire_ref
+from stoker.runtime.objects.refs import CURRENT, REF_MARK, ObjectRef, wire_ref
 from stoker.runtime.process.current_task import TaskInfo, current_task
 from stoker.runtime.serialization.exceptions import decode_error, encode_error, encode_exception
 from stoker.runtime.serialization.pickling import collected_refs, pack, unpack
@@ -114,6 +114,8 @@ class Invoker:
                         except Exception as error:
                             return self._partial_failure(received, yielded, error, began)
                         value = yielded
+                    if template.dynamic:
+                        value = _refs_to(value, template.name)
                 if received.stop_error is not None and actor_id:
                     raise received.stop_error  # it saw the request, and its value is not a result
                 if template.streaming:
@@ -320,6 +322,10 @@ class Invoker:
                 value = await value
             if received.stop_error is not None:
                 raise received.stop_error  # it saw the request, and its value is not a result
+            if template.dynamic:
+                if isinstance(value, AsyncIterator):
+                    value = [each async for each in value]
+                value = _refs_to(value, template.name)
             if template.streaming:
                 if isinstance(value, AsyncIterator):
                     return await self._stream_async(received, value, began)
@@ -361,6 +367,20 @@ def _end_fork(error: BaseException) -> None:
     traceback.print_exception(error)
     sys.stderr.flush()
     os._exit(1)
+
+
+def _refs_to(values: Iterable[Any], what: str) -> tuple[ObjectRef[Any], ...]:
+    """Return refs, which this process owns, to all that a generator yields; the last to its error, if any."""
+    objects = CURRENT.get().objects
+    refs: list[ObjectRef[Any]] = []
+    try:
+        for value in values:
+            refs.append(objects.put(value))  # noqa: PERF401 (those before an error are kept)
+    except Exception as error:
+        if not refs:
+            raise
+        refs.append(objects.put_failed(encode_exception(error, task=what)))
+    return tuple(refs)
 
 
 def _run_coroutine(coroutine: Any) -> Any:

@@ -26,8 +26,10 @@ def test_options_are_checked_by_name_and_type() -> None:
         check_options(ActorOptions, {"max_restart": 1}, what="class A")
     with pytest.raises(BadRequestError, match="option 'max_retries' of f is -2"):
         check_options(TaskOptions, {"max_retries": -2}, what="f")
-    with pytest.raises(BadRequestError, match="'dynamic'; of texts it takes 'streaming'"):
-        check_options(TaskOptions, {"num_returns": "dynamic"}, what="f")
+    with pytest.raises(
+        BadRequestError, match="'dynamik'; of texts it takes 'streaming' or 'dynamic'"
+    ):
+        check_options(TaskOptions, {"num_returns": "dynamik"}, what="f")
     with pytest.raises(BadRequestError, match="takes 'detached' or 'non_detached'"):
         check_options(ActorOptions, {"lifetime": "x"}, what="class A")
 

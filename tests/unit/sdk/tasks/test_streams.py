@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ class FakeObjects:
     """An object store that notes what becomes of locations."""
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self.discarded: list[str] = []
         self.replaced: list[tuple[str, Location]] = []
 

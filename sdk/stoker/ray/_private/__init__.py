@@ -1,0 +1,1 @@
+"""``ray._private``: the few of Ray's internals that its documentation and public programs use."""

@@ -1,0 +1,5 @@
+"""``ray.util.queue``."""
+
+from stoker.util.queue import Empty, Full, Queue
+
+__all__ = ("Empty", "Full", "Queue")
