@@ -249,8 +249,9 @@ class ObjectStore:
 
         A generator is settled while it has an item that was not taken, and when it has ended.
         """
-        entries = [r._entry for r in refs if isinstance(r, ObjectRef)]
         streams = [r._stream for r in refs if isinstance(r, ObjectRefGenerator)]
+        given: Any = [r for r in refs if not isinstance(r, ObjectRefGenerator)] if streams else refs
+        entries: list[Entry] = [ref._entry for ref in given]
         self._request(entries)
         waiter = ThreadWaiter()
         with self.lock:
@@ -273,10 +274,18 @@ class ObjectStore:
                     stream.unwatch(waiter)
         ready: list[Waitable] = []
         rest: list[Waitable] = []
+        requested = []
         for ref in refs:
-            settled = len(ready) < num_returns and _is_settled(ref)
-            (ready if settled else rest).append(ref)
-        self.unseen.mark_requested([ref._entry for ref in ready if isinstance(ref, ObjectRef)])
+            if len(ready) == num_returns:
+                rest.append(ref)
+            elif isinstance(ref, ObjectRefGenerator):
+                (ready if ref.next_ready() else rest).append(ref)
+            elif (entry := ref._entry).location is None:
+                rest.append(ref)
+            else:
+                ready.append(ref)
+                requested.append(entry)
+        self.unseen.mark_requested(requested)
         return ready, rest
 
     def _new_waiter(self, entries: Sequence[Entry]) -> FailFastWaiter:
@@ -585,9 +594,3 @@ def _is_elsewhere(held: Location | None, location: Location) -> bool:
 
 def _nothing(_: str) -> None:
     """Do nothing when a recovery ends for which nobody waits yet."""
-
-
-def _is_settled(waited: Waitable) -> bool:
-    if isinstance(waited, ObjectRef):
-        return waited._entry.location is not None
-    return waited._stream.is_ready
