@@ -77,8 +77,8 @@ def find_user(name: str, node_id: str) -> UnixUser | None:
         return None
     if os.geteuid() != 0:
         raise RuntimeEnvSetupError(
-            f"run_as: node {node_id} cannot run anything as {name!r}: its nodelet runs as "
-            f"{_name_of(os.geteuid())}, and only one that is root can\n"
+            f"run_as: node {node_id} cannot run anything as {name!r}, as its nodelet runs as "
+            f"{_name_of(os.geteuid())}\n"
             f"start it as root or as {name}, or keep the work from this node by labels"
         )
     groups = tuple(os.getgrouplist(name, entry.pw_gid))
@@ -93,7 +93,7 @@ def check_default(name: str, node_id: str) -> None:
     except RuntimeEnvSetupError as error:
         problem = str(error).partition("\n")[0].removeprefix("run_as: ")
         raise StartError(
-            f"STOKER_RUN_AS={name!r}: {problem}\n"
+            f"STOKER_RUN_AS={name!r} is no user for this node\n{problem}\n"
             "set it to a user that is there, and start the nodelet as root"
         ) from None
 

@@ -67,7 +67,7 @@ from stoker_wire.messages.control import (
     Verdict,
     WaitPhase,
 )
-from stoker_wire.messages.groups import PlannedBundle, PlannedLease, PlanOutcome
+from stoker_wire.messages.groups import PlannedBundle, PlannedLease, PlanOutcome, RequestBundles
 from stoker_wire.messages.kernels import kernel_set
 from stoker_wire.messages.queues import QueueExplanation, QueueUsage, QueueWaiter
 
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from stoker_scheduler.core.queueing.standing import Standing
     from stoker_scheduler.core.state import State
     from stoker_scheduler.jobs import JobFacts
-    from stoker_wire.messages.groups import Bundle, GroupStrategy, RequestBundles
+    from stoker_wire.messages.groups import Bundle, GroupStrategy
 
 _POLICIES = {
     SpreadPolicy.HYBRID: PlacementPolicy.HYBRID,
@@ -293,17 +293,6 @@ def request_event(
         preemption_grace_s=demand.preemption_grace_s,
         owner_node_id=request.owner_node_id,
     )
-
-
-def demand_of(request: LeaseRequest | RequestBundles) -> Demand:
-    """Return what is requested; of a placement group, the sum of its bundles."""
-    if isinstance(request, LeaseRequest):
-        return request.demand
-    total: dict[str, float] = {}
-    for bundle in request.bundles:
-        for name, amount in bundle.resources.items():
-            total[name] = total.get(name, 0.0) + amount
-    return Demand(job_id=request.job_id, resources=total, kind=LeaseKind.BUNDLE, name=request.name)
 
 
 def spec_of(node: Node) -> NodeSpec:
@@ -583,18 +572,23 @@ def queue_of(
     state: State, requests: Mapping[str, LeaseRequest | RequestBundles], at_s: float
 ) -> list[QueueEntry]:
     """Return the waiting requests in the order of the queue."""
-    return [
-        QueueEntry(
-            request_id=pending.request_id,
-            owner_id=pending.request.owner_id,
-            job_id=pending.request.job_id,
-            name=pending.request.name,
-            resources=to_amounts(pending.requirements.units),
-            count=pending.wanted,
-            waiting_s=max(0.0, at_s - pending.since_s),
-            position=position,
-            infeasible=state.is_infeasible(pending),
-            demand=demand_of(requests[pending.request_id]),
+    entries = []
+    for position, pending in enumerate(sorted(state.queue.pending(), key=lambda one: one.rank)):
+        request = requests[pending.request_id]
+        group = request if isinstance(request, RequestBundles) else None
+        entries.append(
+            QueueEntry(
+                request_id=pending.request_id,
+                owner_id=pending.request.owner_id,
+                job_id=pending.request.job_id,
+                name=pending.request.name,
+                resources=to_amounts(pending.requirements.units),
+                count=pending.wanted,
+                waiting_s=max(0.0, at_s - pending.since_s),
+                position=position,
+                infeasible=state.is_infeasible(pending),
+                demand=request.demand if isinstance(request, LeaseRequest) else None,
+                group_id=group.group_id if group else "",
+            )
         )
-        for position, pending in enumerate(sorted(state.queue.pending(), key=lambda one: one.rank))
-    ]
+    return entries

@@ -131,14 +131,15 @@ def grouped(pending: list[Row]) -> list[Waiting]:
     for row in pending:
         demand = _demand_of(row)
         wants = msgspec.json.encode(demand, order="sorted")
-        groups.setdefault((wants, row["infeasible"]), (demand, []))[1].append(row)
+        which = (wants, row["infeasible"], row.get("group_id"))
+        groups.setdefault(which, (demand, []))[1].append(row)
     return [
         Waiting(
-            kind="task",
-            name=demand.name or "task",
+            kind="placement group" if rows[0].get("group_id") else "task",
+            name=demand.name or rows[0].get("group_id") or "task",
             count=sum(row["count"] for row in rows),
             cause=f"{{{resources(demand.resources)}}}",
-            example_id="",
+            example_id=rows[0].get("group_id", ""),
             infeasible=rows[0]["infeasible"],
             job_id=demand.job_id,
             resources=demand.resources,
@@ -156,9 +157,11 @@ def _demand_of(row: Row) -> Demand:
 
 
 def _why(client: HttpClient, group: Waiting) -> Waiting:
-    explanation = client.call(
-        "POST", "/v1/explain", group.demand, reply=Explanation, timeout_s=_SCHEDULER_S
-    )
+    if group.example_id:
+        method, path, body = "GET", f"/v1/placement-groups/{group.example_id}/explain", None
+    else:
+        method, path, body = "POST", "/v1/explain", group.demand
+    explanation = client.call(method, path, body, reply=Explanation, timeout_s=_SCHEDULER_S)
     return msgspec.structs.replace(
         group,
         cause=explanation.cause or explanation.summary,

@@ -110,7 +110,7 @@ def run(
     rendezvous, not the run.
     """
     if workers < 1:
-        raise BadRequestError(f"run(): workers={workers!r}: give a number from 1", field="workers")
+        raise BadRequestError(f"workers={workers!r} is none\ngive a number from 1", field="workers")
     options: dict[str, Any] = {"num_cpus": 1, **(resources or {})}
     bundle = {"CPU": float(options["num_cpus"])}
     if options.get("num_gpus"):

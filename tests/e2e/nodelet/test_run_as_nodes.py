@@ -147,7 +147,7 @@ def test_a_nodelet_that_is_not_root_runs_its_own_users_work_alone(machine: Machi
     assert done.returncode == 0, done.stderr
     (foreign, why), (same, _) = json.loads(done.stdout)
     assert foreign == "FAILED"
-    assert f"cannot run anything as '{name}': its nodelet runs as nobody" in why
+    assert f"cannot run anything as '{name}', as its nodelet runs as nobody" in why
     assert f"start it as root or as {name}" in why
     assert same == "SUCCEEDED"
 

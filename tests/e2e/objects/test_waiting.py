@@ -171,7 +171,8 @@ def test_a_freed_ref_says_so() -> None:
 
     ref = stoker.put(1)
     name = ref.id
-    smuggled = cloudpickle.dumps(ref)  # nobody is told of this copy
+    smuggled = cloudpickle.dumps(ref)
+    stoker.free([ref])
     del ref
     gc.collect()
     stoker.get(same.remote(0), timeout=WAIT_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 
 import stoker
 from stoker import PlacementGroupSchedulingStrategy, exceptions
+from stoker.runtime.net.http import HttpClient
+from stoker_wire.messages.control import Page, QueueEntry
 from tests.e2e._cluster import caught, embedded, environment, head, run_driver, until_state
 from tests.services import until
 
@@ -283,3 +286,27 @@ def stoker_cli(cluster: Any, *arguments: str) -> Any:
         check=True,
     )
     return json.loads(told.stdout)
+
+
+def test_the_status_says_why_a_group_waits_as_its_own_explanation_does(cluster: Any) -> None:
+    waits = stoker.placement_group([{"CPU": CPUS}, {"CPU": CPUS}])
+    client = HttpClient(cluster.address, token=cluster.token)
+
+    def entry() -> QueueEntry | None:
+        queue = client.items("/v1/queue", Page[QueueEntry])
+        return next((one for one in queue if one.group_id == waits.id), None)
+
+    waiting = until(entry, WAIT_S, "it waits in the queue")
+    assert waiting.resources == {"CPU": 2.0 * CPUS}
+    assert waiting.demand is None
+    shown = subprocess.run(
+        [sys.executable, "-m", "stoker.cli", "status"],
+        env={**os.environ, "STOKER_ADDRESS": cluster.address, "STOKER_TOKEN": cluster.token},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=True,
+    ).stdout
+    assert f"1 x placement group {waits.id}" in " ".join(shown.split()), shown
+    assert "does not fit on 1 node" in shown
+    stoker.remove_placement_group(waits)

@@ -50,7 +50,7 @@ def test_a_nodelet_of_another_user_can_be_nobody_else(
 ) -> None:
     monkeypatch.setattr(unix_users.os, "geteuid", lambda: 99)
     assert "cannot run anything as 'alice'" in refusal("alice")
-    assert "only one that is root can" in refusal("alice")
+    assert "start it as root or as alice" in refusal("alice")
     monkeypatch.setattr(unix_users.os, "geteuid", lambda: ALICE.pw_uid)
     assert find_user("alice", "n_1") is None, "it is that user, and shares all with its workers"
 

@@ -558,7 +558,7 @@ class ExplainQuery(Message):
 
 
 class QueueEntry(Record):
-    """A demand that waits in the scheduler; ``demand`` is all of it, to be explained as it stands."""
+    """A ``demand`` that waits in the scheduler, or all bundles of ``group_id`` (``resources``: the sum)."""
 
     request_id: str
     owner_id: str
@@ -570,6 +570,7 @@ class QueueEntry(Record):
     position: int
     infeasible: bool = False
     demand: Demand | None = None
+    group_id: str = ""
 
 
 class Kept(Record):
