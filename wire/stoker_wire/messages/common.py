@@ -249,6 +249,21 @@ class ErrorInfo(Record):
     message: str
     extra: dict[str, Any] = {}
 
+    def __post_init__(self) -> None:
+        """Turn integers that JSON can say, and MessagePack cannot, into text."""
+        if self.extra:
+            msgspec.structs.force_setattr(self, "extra", _in_64_bits(self.extra))
+
+
+def _in_64_bits(value: Any) -> Any:
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**64 else str(value)
+    if isinstance(value, dict):
+        return {_in_64_bits(key): _in_64_bits(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_in_64_bits(one) for one in value]
+    return value
+
 
 class Empty(Record):
     """An empty reply."""

@@ -10,7 +10,7 @@ import pytest
 from stoker_wire.errors import BadRequestError
 from stoker_wire.http.codec import JSON, Codec
 from stoker_wire.messages.cluster import Demand
-from stoker_wire.messages.common import MAX_NAME, MAX_NAMES, MAX_PARTS, MAX_TEXT
+from stoker_wire.messages.common import MAX_NAME, MAX_NAMES, MAX_PARTS, MAX_TEXT, ErrorInfo
 from stoker_wire.messages.control import MAX_CURSOR, MAX_KEY, KvOperation, ListQuery
 from stoker_wire.messages.groups import CreatePlacementGroup
 from stoker_wire.messages.objects import CreateDetachedObject
@@ -90,3 +90,10 @@ def test_a_name_that_is_too_long_is_refused(field: str) -> None:
     value = {"x" * (MAX_NAME + 1): 1 if field == "resources" else "1"}
     with pytest.raises(BadRequestError, match=f"<= {MAX_NAME}"):
         Codec(SubmitJob).decode(msgspec.json.encode({**JOB, field: value}), JSON)
+
+
+def test_integers_of_json_that_no_other_encoding_has_are_text_in_the_extra_of_an_error() -> None:
+    said = b'{"code": "c", "message": "m", "extra": {"a": [1, {"b": 18446744073709551616}], "c": true}}'
+    error = msgspec.json.decode(said, type=ErrorInfo)
+    assert error.extra == {"a": [1, {"b": "18446744073709551616"}], "c": True}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(error), type=ErrorInfo) == error
