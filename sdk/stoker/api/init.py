@@ -326,7 +326,7 @@ def _connect(
     if options.local_mode:
         from stoker.runtime.driver.inline import InlineCalls
 
-        runtime.inline = InlineCalls(runtime.io, runtime.objects)
+        runtime.inline = InlineCalls(runtime.objects)
     set_runtime(runtime)
     LIFECYCLE.driver = driver
     LIFECYCLE.auto_init, LIFECYCLE.forked = True, False

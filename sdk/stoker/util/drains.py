@@ -7,7 +7,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from stoker.api.calls import cancel
 from stoker.runtime import current
 
 if TYPE_CHECKING:
@@ -64,9 +63,7 @@ class Drain(Generic[R]):
     def cancel(self) -> None:
         """Cancel what is under way."""
         if self._thread.is_alive():
-            for ref in self.stop():
-                if ref._entry.location is None:
-                    cancel(ref)
+            self._stream.cancel()
 
     def _next(self, deadline_s: float | None) -> list[R] | BaseException | None:
         if self._groups.empty():

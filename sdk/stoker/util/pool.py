@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import threading
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -57,7 +58,7 @@ class Pool:
         **options: Any,
     ) -> None:
         if processes is not None and processes < 1:
-            raise ValueError("Number of processes must be at least 1")
+            raise ValueError(f"processes={processes}: give a number from 1, or None for all CPUs")
         if maxtasksperchild is not None:
             options["max_calls"] = maxtasksperchild
         self._functions = Functions(
@@ -179,7 +180,7 @@ class Pool:
     def join(self) -> None:
         """Wait until all calls are done; ValueError unless the pool was closed."""
         if self._running:
-            raise ValueError("Pool is still running")
+            raise ValueError("the pool is still running: call close() or terminate() before join()")
         for job in list(self._jobs.values()):
             job._finish()
         self._callbacks.close()
@@ -203,13 +204,13 @@ class Pool:
             self._callbacks.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise NotImplementedError("pool objects cannot be passed between processes or pickled")
+        raise TypeError("a pool stays in its process: make another where it is needed")
 
     # -- inside ------------------------------------------------------------------------------------
 
     def _check_running(self) -> None:
         if not self._running:
-            raise ValueError("Pool not running")
+            raise ValueError("the pool was closed: make another")
 
     def _stream(
         self,
@@ -233,12 +234,12 @@ class Pool:
     ) -> MapIterator[R]:
         self._check_running()
         if chunksize < 1:
-            raise ValueError(f"Chunksize must be 1+, not {chunksize:n}")
+            raise ValueError(f"chunksize={chunksize}: give a number from 1")
         window = max(WINDOW, _CHUNKS_PER_PROCESS * self._processes * chunksize)
         return MapIterator(self, func, iterable, window, chunksize, ordered=ordered)
 
 
-class AsyncResult(Generic[R]):
+class AsyncResult(ABC, Generic[R]):
     """A result that is not there yet."""
 
     def __init__(
@@ -256,6 +257,7 @@ class AsyncResult(Generic[R]):
         """Return the result, or raise its error; multiprocessing.TimeoutError after ``timeout`` seconds."""
         self.wait(timeout)
         if not self._done.is_set():
+            current.runtime()  # where the cluster has ended, its error says so
             raise multiprocessing.TimeoutError(f"the result is not there after {timeout:g} s")
         return self._value()
 
@@ -273,18 +275,20 @@ class AsyncResult(Generic[R]):
     def successful(self) -> bool:
         """Return whether it is there without an error; ValueError if it is not there."""
         if not self.ready():
-            raise ValueError(f"{self!r} not ready")
+            raise ValueError("the result is not ready: wait() for it")
         try:
             self._value()
         except Exception:
             return False
         return True
 
+    @abstractmethod
     def _value(self) -> R:
-        raise NotImplementedError
+        """Return the result, or raise its error."""
 
+    @abstractmethod
     def _cancel(self) -> None:
-        raise NotImplementedError
+        """Cancel what is under way."""
 
     def _finish(self) -> None:
         self.wait()
@@ -369,9 +373,7 @@ class MapResult(AsyncResult[list[R]]):
         return self._values
 
     def _cancel(self) -> None:
-        for ref in self._stream.stop():
-            if ref._entry.location is None:
-                cancel(ref)
+        self._stream.cancel()
 
 
 class MapIterator(Iterator[R], Generic[R]):

@@ -202,9 +202,7 @@ class Stream(Iterator[R], Generic[R]):
         self._groups, self._values = deque(), deque()
         self._end()
         self._objects.unseen.mark_requested([ref._entry for ref in refs])
-        for ref in refs:
-            if ref._entry.location is None:
-                cancel(ref)
+        _cancel(refs)
 
     def __enter__(self) -> Self:
         return self
@@ -224,6 +222,10 @@ class Stream(Iterator[R], Generic[R]):
         """Take no more items (any thread); return the refs of the calls whose results were not taken."""
         self._items = None
         return self.refs()
+
+    def cancel(self) -> None:
+        """Take no more items, and cancel the calls under way (any thread): they raise at their results."""
+        _cancel(self.stop())
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -452,6 +454,12 @@ class _Arrival:
     def settled(self, location: Location | None = None) -> None:
         """Hand the call over (the loop thread)."""
         self._arrivals.add(self._call)
+
+
+def _cancel(refs: Iterable[ObjectRef[Any]]) -> None:
+    for ref in refs:
+        if ref._entry.location is None:
+            cancel(ref)
 
 
 def _checked(value: Any, field: str) -> int:

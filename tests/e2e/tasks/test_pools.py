@@ -195,7 +195,7 @@ class TestPool:
         assert not failed.successful()
         with pytest.raises(ValueError, match="2 is even"):
             failed.get()
-        with pytest.raises(ValueError, match="not running"):
+        with pytest.raises(ValueError, match="the pool was closed"):
             pool.map(abs, [1])
 
     def test_the_first_error_of_a_map_comes_out_and_those_of_imap_one_by_one(self) -> None:

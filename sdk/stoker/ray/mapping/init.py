@@ -49,7 +49,6 @@ WARNED = {
     "_cgroup_path": "memory= is a limit of a worker",
     "system_reserved_cpu": "num_cpus= says what work may have",
     "system_reserved_memory": "memory= says what work may have",
-    "local_mode_cache": "it has no effect",
 }
 OWN = ("queue", "priority", "token", "port")
 """Arguments that only ``stoker.init`` has."""

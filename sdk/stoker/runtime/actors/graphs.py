@@ -12,6 +12,7 @@ sets and mappings; ``execute`` makes each call of the graph once, and passes ref
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -80,7 +81,7 @@ class _Run:
         return value
 
 
-class GraphNode:
+class GraphNode(ABC):
     """A call that ``execute`` makes; an argument of ``bind`` for other calls."""
 
     def execute(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,11 +103,12 @@ class GraphNode:
         """Run the graph, as ``execute`` does; what it returns can be awaited. (Ray's name.)"""
         return self.execute(*args, **kwargs)
 
-    def teardown(self, kill_actors: bool = False) -> None:
+    def teardown(self, kill_actors: bool = False) -> None:  # noqa: B027
         """Do nothing: a graph holds nothing between its runs. (Ray's name.)"""
 
+    @abstractmethod
     def _make(self, run: _Run) -> Any:
-        raise NotImplementedError
+        """Return what this node becomes in a run."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a node of a graph stays in its process: execute() it and pass the ref on")

@@ -26,14 +26,13 @@ from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
 from stoker.runtime.process.current_task import TaskInfo, current_task
 from stoker.runtime.serialization.exceptions import encode_error, encode_exception
 from stoker.runtime.tasks.functions import DYNAMIC, returns_of
-from stoker_wire.ids import IdSource, Prefix, new_id, return_id
+from stoker_wire.ids import IdSource, Prefix, new_id
 from stoker_wire.messages.data import Failed
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.info import MethodInfo
     from stoker.runtime.objects.store import ObjectStore
     from stoker.runtime.options.actor_options import ActorOptions
-    from stoker.runtime.process.io_thread import IoThread
 
 _END = object()
 
@@ -41,8 +40,7 @@ _END = object()
 class InlineCalls:
     """The calls and the actors of a driver in local mode."""
 
-    def __init__(self, io: IoThread, objects: ObjectStore) -> None:
-        self._io = io
+    def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._task_ids = IdSource(Prefix.TASK)
         self._instances: dict[str, Any] = {}
@@ -196,18 +194,16 @@ class InlineCalls:
         """Store a result; one that is a ref is that ref inside of a value."""
         return self._objects.put(value)
 
-    def fail(self, object_id: str, failed: Failed) -> ObjectRef[Any]:
+    def fail(self, failed: Failed) -> ObjectRef[Any]:
         """Return a ref to a result that failed."""
-        ref = self._objects.new_ref(object_id)
-        self._io.call_soon(self._objects.settle, ref._entry, failed)
-        return ref
+        return self._objects.put_failed(failed)
 
     def _failed(self, task_id: str, count: int, streaming: bool, failed: Failed) -> Any:
         if streaming:
             stream = _InlineStream(self, task_id, "", TaskInfo(task_id, "", 0, ""), iter(()))
             stream.error = failed
             return ObjectRefGenerator(stream)
-        refs = [self.fail(return_id(task_id, index), failed) for index in range(max(1, count))]
+        refs = [self.fail(failed) for _ in range(max(1, count))]
         return refs[0] if count == 1 else refs if count else None
 
     def _death_of(self, actor_id: str, name: str) -> Failed:
@@ -254,7 +250,7 @@ class _InlineStream:
         if self._count:
             return None
         self._count = 1
-        return self._calls.fail(return_id(self.task_id, 0), self.error)
+        return self._calls.fail(self.error)
 
     async def next_async(self) -> ObjectRef[Any] | None:
         """Do what ``next_sync`` does, from a coroutine."""
