@@ -12,7 +12,7 @@
 
     print(ray.get([square.remote(i) for i in range(4)]))
 
-It maps names and keywords, and has no behaviour of its own. ``docs/from-ray.md`` says what is meant
+It maps names and keywords; what a name does is built in Stoker. ``docs/from-ray.md`` says what is meant
 differently in Stoker, and why. What is lacking raises an error that names the Stoker way, and ``stoker
 port FILE`` lists what of a program will not work. ``stoker.ray.install()`` answers ``import ray`` for all
 modules of a program, and ``python -m stoker.ray FILE`` runs one as it is. Ray itself is not needed.

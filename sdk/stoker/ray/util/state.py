@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from stoker.api.calls import list_all
 from stoker.exceptions import BadRequestError
 from stoker.ray.mapping.lacking import attribute_error, warn_once
 from stoker.runtime import current
+from stoker_wire.messages.control import Page
 
 Filter = tuple[str, str, Any]
 _RENAMED = {
@@ -111,13 +112,13 @@ def _listed(
             raise BadRequestError(
                 f"filter {one!r}: give (name, '=' or '!=', value)", field="filters"
             )
-    records = (_record(kind, item) for item in list_all(path))
-    chosen = [
+    items = current.runtime().job.http.items(path, Page[dict[str, Any]])
+    chosen = (
         record
-        for record in records
+        for record in (_record(kind, item) for item in items)
         if all(_OPERATORS[op](record.get(name), value) for name, op, value in filters or ())
-    ]
-    return chosen[:limit]
+    )
+    return list(islice(chosen, limit))  # pages behind it are not asked for
 
 
 def _lister(kind: str, path: str) -> Callable[..., list[Record]]:
