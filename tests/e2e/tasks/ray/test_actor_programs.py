@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -127,17 +127,25 @@ def test_an_async_actor_overlaps_its_calls() -> None:
 def test_concurrency_groups() -> None:
     @ray.remote(concurrency_groups={"health": 1})
     class Busy:
+        def __init__(self) -> None:
+            self.told = threading.Event()
+
         def work(self) -> str:
-            time.sleep(1.5)
+            assert self.told.wait(WAIT_S)
             return "worked"
 
         @ray.method(concurrency_group="health")
         def ping(self) -> str:
             return "ok"
 
+        @ray.method(concurrency_group="health")
+        def tell(self) -> None:
+            self.told.set()
+
     busy = Busy.remote()
     work = busy.work.remote()
     assert ray.wait([work, busy.ping.remote()], timeout=WAIT_S)[1] == [work]
+    busy.tell.remote()
     assert ray.get(work, timeout=WAIT_S) == "worked"
 
 

@@ -1,7 +1,4 @@
-"""Programs of tasks in the manner of Ray's documentation: they mean the same with Ray's names here.
-
-With ``ray`` in place of ``stoker.ray`` they pass with Ray 2.60 as well.
-"""
+"""Programs of tasks in the manner of Ray's documentation: they mean the same with Ray's names here."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from stoker.ray.util.scheduling_strategies import (
 )
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Cluster
+    from tests.e2e.conftest import Cluster, Flags
 
 pytestmark = pytest.mark.usefixtures("cluster")
 WAIT_S = 60
@@ -95,15 +92,21 @@ def test_map_and_reduce_in_a_tree() -> None:
     assert ray.get(values[0], timeout=WAIT_S) == 28
 
 
-def test_results_are_taken_as_they_come() -> None:
-    ray.get([sleep.remote(0.1) for _ in range(3)])  # workers are there now
-    left = [sleep.remote(seconds) for seconds in (0.9, 0.0, 0.3)]
-    seen = []
+def test_results_are_taken_as_they_come(flags: Flags) -> None:
+    @ray.remote
+    def last() -> float:
+        flags.wait("the others came")
+        return -1.0
+
+    left = [last.remote(), sleep.remote(0.0), sleep.remote(0.3)]
+    seen: list[float] = []
     while left:
         ready, left = ray.wait(left, timeout=WAIT_S)
         seen += ray.get(ready)
-    assert len(seen) == 3
-    assert seen[-1] == 0.9
+        if len(seen) == 2:
+            flags.raise_("the others came")
+    assert sorted(seen[:2]) == [0.0, 0.3]
+    assert seen[2:] == [-1.0]
 
 
 def test_pending_tasks_are_limited() -> None:
