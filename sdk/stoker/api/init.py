@@ -83,6 +83,7 @@ def init(
     num_cpus: float | None = None,
     num_gpus: float | None = None,
     memory: float | None = None,
+    object_store_memory: int | None = None,
     resources: Mapping[str, float] | None = None,
     labels: Mapping[str, str] | None = None,
     namespace: str | None = None,
@@ -98,8 +99,9 @@ def init(
     """Connect this process to a cluster as a driver.
 
     Without ``address`` (and without ``STOKER_ADDRESS``), and with ``"local"``, a cluster is started on
-    this machine, with ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``; it
-    ends with this process. ``"http://host:port"`` (of several replicas with commas between) joins one that
+    this machine, with ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``, and
+    ``object_store_memory`` bytes of shared memory (None: ``STOKER_ARENA_MAX_BYTES``); it ends with this
+    process. ``"http://host:port"`` (of several replicas with commas between) joins one that
     runs (its token from ``token`` or ``STOKER_TOKEN``): that of its gcs from a machine that reaches all
     nodes, that of its gateway from anywhere. And ``"auto"`` that of ``STOKER_ADDRESS``, else the newest
     that ``stoker start --head`` started here. All that this driver starts waits in ``queue``
@@ -120,6 +122,7 @@ def init(
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
             "memory": memory,
+            "object_store_memory": object_store_memory,
             "resources": resources,
             "labels": labels,
         }
@@ -157,7 +160,9 @@ def _init_local(
     from stoker_wire.process import fast_imports
     from stoker_wire.settings import Settings
 
-    cluster = spawn_local(port=port, **node_options)
+    arena = node_options.pop("object_store_memory")
+    environ = {"STOKER_ARENA_MAX_BYTES": str(arena)} if arena is not None else None
+    cluster = spawn_local(port=port, environ=environ, **node_options)
     try:
         # The head starts on another core while this process imports its own half.
         fast_imports.import_aiohttp()

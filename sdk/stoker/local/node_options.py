@@ -20,8 +20,8 @@ def checked_node_options(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises BadRequestError or WrongTypeError that names the argument.
     """
     checked = dict(options)
-    for name in ("num_cpus", "num_gpus", "memory"):
-        if checked[name] is not None:
+    for name in ("num_cpus", "num_gpus", "memory", "object_store_memory"):
+        if checked.get(name) is not None:
             checked[name] = _amount(name, checked[name], field=name, whole=name != "num_cpus")
     for name in ("resources", "labels"):
         given = checked[name]

@@ -28,9 +28,8 @@ def spill_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("spill")
         patch.setenv("STOKER_SESSION_ROOT", str(tmp_path_factory.mktemp("s")))
-        patch.setenv("STOKER_ARENA_MAX_BYTES", str(LIMIT))
         patch.setenv("STOKER_SPILL_DIR", str(folder))
-        stoker.init(num_cpus=2, log_to_driver=False)
+        stoker.init(num_cpus=2, object_store_memory=LIMIT, log_to_driver=False)
         try:
             yield folder
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -98,9 +97,7 @@ def init(address: str | None = None, **options: Any) -> RayContext:
     _check_names(options)
     taken = stoker_options(options)
     address = stoker_address(address)
-    limit = options.get("object_store_memory")
-    with _variables({"STOKER_ARENA_MAX_BYTES": str(int(limit))} if limit else {}):
-        return RayContext(stoker.init(address, **taken))
+    return RayContext(stoker.init(address, **taken))
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
@@ -114,7 +111,10 @@ def _check_names(options: Mapping[str, Any]) -> None:
             warn_once(f"init({name}=...) has no effect in Stoker: {WARNED[name]}", stacklevel=4)
 
 
-_SAME = ("num_cpus", "num_gpus", "resources", "labels", "namespace", "memory", *OWN)
+_SAME = (
+    *("num_cpus", "num_gpus", "resources", "labels", "namespace", "memory", "object_store_memory"),
+    *OWN,
+)
 
 
 def stoker_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,18 +165,3 @@ def stoker_address(address: Any) -> str | None:
     if scheme == "ray":
         return f"http://{rest.partition('/')[0]}"
     return address
-
-
-@contextlib.contextmanager
-def _variables(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for the head that ``init`` starts."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
