@@ -57,7 +57,8 @@ def test_a_cuda_tensor_comes_back_to_its_gpu(name: str, lay: Any) -> None:
     assert type(found) is type(sent)
     assert (found.device, found.dtype, found.shape) == (sent.device, sent.dtype, sent.shape)
     assert found.requires_grad == sent.requires_grad
-    assert torch.equal(plain(found), plain(sent))
+    # Beyond 448 an fp8 value is NaN.
+    torch.testing.assert_close(plain(found), plain(sent), rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_view_ships_its_own_bytes_only() -> None:
