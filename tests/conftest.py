@@ -225,6 +225,8 @@ def _quiet_logs(request: pytest.FixtureRequest, _quiet: Quiet) -> Iterator[None]
     needs = request.fixturenames
     own = request.getfixturevalue("tmp_path") if "tmp_path" in needs else None
     postgres = request.getfixturevalue("postgres_server") if "postgres_server" in needs else None
+    if postgres:
+        _quiet.join(postgres.log)
     yield
     said = _quiet.unexpected(*([postgres.log] if postgres else []))
     if own is not None:

@@ -48,6 +48,7 @@ class Quiet:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._done: set[Path] = set()
+        self._joined: set[Path] = set()
         self._read: dict[Path, int] = {}
         self._records = _Records()
         self._allowed: list[str] = []
@@ -55,11 +56,19 @@ class Quiet:
     def begin(self) -> None:
         """Start with a module: folders that are there are nobody's any more."""
         self._done = set(self._folder.iterdir())
+        self._joined = set()
         self._allowed = []
         self._records.taken()
         root = logging.getLogger()
         if self._records not in root.handlers:
             root.addHandler(self._records)
+
+    def join(self, log: Path) -> None:
+        """Take what a server that is older than this module has logged for others' doing."""
+        log = Path(os.path.realpath(log))
+        if log not in self._joined and log.exists():
+            self._joined.add(log)
+            self._read[log] = log.stat().st_size
 
     def end(self) -> None:
         """Hear this process no more."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BACKEND_VARIABLE = "STOKER_KERNELS_BACKEND"
+HAS_TRITON = find_spec("triton") is not None  # torch.compile cannot trace the search
 STORAGE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -42,7 +43,7 @@ def backend_for(tensor: torch.Tensor) -> Backend:
     if choice == "reference":
         return Backend.REFERENCE
     if choice == "triton" or (choice == "auto" and tensor.is_cuda):
-        if find_spec("triton") is None:
+        if not HAS_TRITON:
             raise ModuleNotFoundError(
                 f"this call needs Triton, which is not installed: pip install triton, or set "
                 f"{BACKEND_VARIABLE}=reference to run the slow PyTorch reference",

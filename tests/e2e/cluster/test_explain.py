@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from stoker.launch import LocalCluster
 
 PROGRAM = """
-    import stoker, time
+    import pathlib, stoker, time
     stoker.init(queue="team")
+    runs = pathlib.Path("{runs}")
 
     @stoker.remote(num_cpus=3)
     def late():
+        runs.touch()
         time.sleep(1000)
 
     @stoker.remote(num_cpus=2)
@@ -30,6 +32,8 @@ PROGRAM = """
         return 1
 
     held = late.remote()
+    while not runs.exists():
+        time.sleep(0.05)
     waits = behind.remote()
     for _ in range(20):
         try:
@@ -51,9 +55,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="module")
-def told(cluster: LocalCluster) -> Iterator[str]:
+def told(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """What a get said that ran out of time, while the task that it waits for still waits."""
-    with driver(cluster, PROGRAM) as process:
+    runs = tmp_path_factory.mktemp("runs") / "late"
+    with driver(cluster, PROGRAM.replace("{runs}", str(runs))) as process:
         yield line_of(process, "told")
 
 
