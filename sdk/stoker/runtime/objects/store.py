@@ -351,13 +351,18 @@ class ObjectStore:
         return await asyncio.get_running_loop().run_in_executor(None, self.load, entry)
 
     def load(
-        self, entry: Entry, timeout_s: float | None = None, others: Sequence[Entry] = ()
+        self,
+        entry: Entry,
+        timeout_s: float | None = None,
+        others: Sequence[Entry] = (),
+        plain: bool = False,
     ) -> Any:
         """Return the value of a settled entry, or raise its error. Not on the loop thread.
 
-        ``timeout_s`` bounds how long a value of another machine, or one that was lost and is made again,
-        may take to come. ``others`` are those that are loaded next: lost ones are recovered together.
+        ``timeout_s`` bounds how long one of another machine, or one that is made again, may take to come.
+        ``others`` are loaded next: lost ones are recovered together. ``plain``: by ``load_plain``.
         """
+        read = self.values.load_plain if plain else self.values.load
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         undecided = ""
         for attempt in range(_LOADS):
@@ -366,9 +371,9 @@ class ObjectStore:
             if type(location) is not Stored:
                 if type(location) is Failed:
                     self.unseen.mark_seen(location)
-                return self.values.load(location, entry.object_id)
+                return read(location, entry.object_id)
             try:
-                return self.values.load(location, entry.object_id, timeout_s)
+                return read(location, entry.object_id, timeout_s)
             except ObjectLostError as error:
                 if attempt == _LOADS - 1 and undecided:
                     raise type(error)(f"{error.message}\n{undecided}") from None

@@ -13,11 +13,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stoker.exceptions import ObjectLostError, StokerError
 from stoker.runtime.objects.refs import wire_ref
 from stoker.runtime.objects.remote_reader import RemoteReader
 from stoker.runtime.serialization.exceptions import decode_error
-from stoker.runtime.serialization.pickling import Packed, unpack
+from stoker.runtime.serialization.pickling import Packed, unpack, unpack_plain
 from stoker_wire.arena import ObjectHead
 from stoker_wire.arena.extents import capacity_for
 from stoker_wire.errors import ArenaFullError, DeadlineExceededError, UnavailableError
@@ -236,6 +238,16 @@ class ValueStore:
             raise decode_error(location)
         data, buffers = self.bytes_of(location, object_id, timeout_s)
         return unpack(data, buffers, what=f"the value of {object_id}")
+
+    def load_plain(self, location: Location, object_id: str, timeout_s: float | None = None) -> Any:
+        """Return the value at a location if it is of plain types, or raise its error; no class is imported.
+
+        SerializationError for any other value.
+        """
+        if isinstance(location, Failed):
+            raise decode_error(msgspec.structs.replace(location, pickled=None, refs=()))
+        data, buffers = self.bytes_of(location, object_id, timeout_s)
+        return unpack_plain(data, buffers, what=f"the value of {object_id}")
 
     def bytes_of(
         self, location: Location, object_id: str, timeout_s: float | None = None
