@@ -360,9 +360,8 @@ class ObjectStore:
         """Return the value of a settled entry, or raise its error. Not on the loop thread.
 
         ``timeout_s`` bounds how long one of another machine, or one that is made again, may take to come.
-        ``others`` are loaded next: lost ones are recovered together. ``plain``: by ``load_plain``.
+        ``others`` are loaded next: lost ones are recovered together. ``plain``: see ``ValueStore``.
         """
-        read = self.values.load_plain if plain else self.values.load
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         undecided = ""
         for attempt in range(_LOADS):
@@ -371,9 +370,9 @@ class ObjectStore:
             if type(location) is not Stored:
                 if type(location) is Failed:
                     self.unseen.mark_seen(location)
-                return read(location, entry.object_id)
+                return self.values.load(location, entry.object_id, None, plain)
             try:
-                return read(location, entry.object_id, timeout_s)
+                return self.values.load(location, entry.object_id, timeout_s, plain)
             except ObjectLostError as error:
                 if attempt == _LOADS - 1 and undecided:
                     raise type(error)(f"{error.message}\n{undecided}") from None

@@ -232,22 +232,24 @@ class ValueStore:
         client = self._clients.client_of(url)
         await client.call("POST", "/v1/arena/room", room, timeout_s=_ROOM_S)
 
-    def load(self, location: Location, object_id: str, timeout_s: float | None = None) -> Any:
-        """Return the value at a location, or raise its error. Not on the loop thread."""
-        if isinstance(location, Failed):
-            raise decode_error(location)
-        data, buffers = self.bytes_of(location, object_id, timeout_s)
-        return unpack(data, buffers, what=f"the value of {object_id}")
+    def load(
+        self,
+        location: Location,
+        object_id: str,
+        timeout_s: float | None = None,
+        plain: bool = False,
+    ) -> Any:
+        """Return the value at a location, or raise its error. Not on the loop thread.
 
-    def load_plain(self, location: Location, object_id: str, timeout_s: float | None = None) -> Any:
-        """Return the value at a location if it is of plain types, or raise its error; no class is imported.
-
-        SerializationError for any other value.
+        ``plain``: it is of plain types, else SerializationError; neither it nor an error runs any code.
         """
         if isinstance(location, Failed):
-            raise decode_error(msgspec.structs.replace(location, pickled=None, refs=()))
+            if plain:
+                location = msgspec.structs.replace(location, pickled=None, refs=())
+            raise decode_error(location)
         data, buffers = self.bytes_of(location, object_id, timeout_s)
-        return unpack_plain(data, buffers, what=f"the value of {object_id}")
+        read = unpack_plain if plain else unpack
+        return read(data, buffers, what=f"the value of {object_id}")
 
     def bytes_of(
         self, location: Location, object_id: str, timeout_s: float | None = None
