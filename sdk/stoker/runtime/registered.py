@@ -1,7 +1,7 @@
-"""Functions that callers outside know by name and version: how they are kept, in the keys of a namespace.
+"""Functions that callers outside know by name and version: their records, in the keys of a namespace.
 
-Written by :func:`stoker.register`, read by whoever makes calls for callers outside. Never a pickle but for the
-function itself, which is opaque to all but the worker that runs it.
+Written by :func:`stoker.register`, read by whoever makes calls for callers outside. Nothing in it is a pickle
+but the function itself, which is opaque to all but the worker that runs it.
 """
 
 from __future__ import annotations

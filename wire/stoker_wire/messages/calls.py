@@ -21,10 +21,12 @@ from stoker_wire.messages.common import (
     stated,
 )
 
+CALLS_PATH = "/v1/calls"
+REFS_PATH = "/v1/refs"
 MAX_ARGUMENTS = 10_000
 """Arguments of one call, and refs of one wait."""
 CALL_S = 60.0
-"""The deadline of a call that names none."""
+"""The deadline of a call that names none, and whose answer is waited for."""
 WAIT_S = 20.0
 REF = "$ref"
 """The one member of the object that stands for a value held by reference: ``{"$ref": "o_..."}``."""
@@ -38,6 +40,8 @@ TaskId = Annotated[str, id_rule(Prefix.TASK)]
 class CallRequest(Message):
     """A call of a registered ``function``, or of a ``method`` of an ``actor`` by its name or id.
 
+    It is cancelled after ``timeout_s`` seconds: 60 unless given, or none with ``async``.
+
     Arguments are JSON; ``{"$ref": "o_..."}`` as a whole argument is the value held by that reference. With
     ``async`` the answer is a reference; its value is kept for ``ttl_s`` seconds once it is there.
     """
@@ -49,7 +53,7 @@ class CallRequest(Message):
     namespace: Name | None = None
     args: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_ARGUMENTS)] = ()
     kwargs: Annotated[dict[str, msgspec.Raw], msgspec.Meta(max_length=MAX_ARGUMENTS)] = {}
-    timeout_s: Deadline = CALL_S
+    timeout_s: Deadline | None = None
     is_async: bool = msgspec.field(default=False, name="async")
     ttl_s: PositiveSeconds | None = None
 

@@ -1,4 +1,4 @@
-"""The worker's half of calls by HTTP: JSON becomes arguments, and a result becomes JSON, here and nowhere else.
+"""The worker's half of calls by HTTP: JSON becomes arguments, and results become JSON, here and nowhere else.
 
 So the user's types are known where they are converted, and who passes a call on carries bytes. A registered
 function is wrapped in a :class:`JsonFunction`; a method of an actor is called by :func:`call_method`, which
@@ -19,15 +19,18 @@ from stoker.exceptions import BadRequestError, SerializationError
 JsonResult: TypeAlias = tuple[bool, bytes]
 """Whether it is JSON (else it is bytes as they are), and the bytes."""
 
+FIELD = "field"
+"""Of an error that goes to the caller: the field of the request that it names."""
+
 
 class JsonRequest(msgspec.Struct, frozen=True):
     """The arguments of one call. ``refs`` has the positions and names of those that come as objects, in
-    their order, and whether each is JSON; ``null`` is in their places.
+    their order; ``null`` is in their places.
     """
 
     args: tuple[msgspec.Raw, ...] = ()
     kwargs: dict[str, msgspec.Raw] = {}
-    refs: tuple[tuple[int | str, bool], ...] = ()
+    refs: tuple[int | str, ...] = ()
 
 
 class _Arguments(msgspec.Struct, frozen=True):
@@ -35,7 +38,7 @@ class _Arguments(msgspec.Struct, frozen=True):
 
     args: list[Any]
     kwargs: dict[str, Any]
-    refs: tuple[tuple[int | str, bool], ...] = ()
+    refs: tuple[int | str, ...] = ()
 
 
 _decode = msgspec.json.Decoder(_Arguments).decode
@@ -68,7 +71,7 @@ def _call(
 ) -> Any:
     arguments = _decode(request)
     args, kwargs = arguments.args, arguments.kwargs
-    for (where, is_json), (_, data) in zip(arguments.refs, objects, strict=True):
+    for where, (is_json, data) in zip(arguments.refs, objects, strict=True):
         value = msgspec.json.decode(data) if is_json else data
         if isinstance(where, int):
             args[where] = value
@@ -93,7 +96,9 @@ def _check_signature(
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise BadRequestError(f"{name}: {error}\nit takes {signature}", field="args") from None
+        raise BadRequestError(
+            f"args: {name}: {error}\nit takes {signature}", extra={FIELD: "args"}
+        ) from None
 
 
 async def _encode_awaited(value: Any, name: str) -> JsonResult:
@@ -120,7 +125,7 @@ def encode_result(value: Any, name: str) -> JsonResult:
         raise
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise SerializationError(
-            f"the result of {name} is no JSON: {error}\n{_FIX}", field="result"
+            f"the result of {name} is no JSON: {error}\n{_FIX}", extra={FIELD: "result"}
         ) from None
 
 
@@ -137,5 +142,5 @@ def _plain(name: str, value: Any) -> Any:
         return list(value)
     raise SerializationError(
         f"the result of {name} holds a {kind.__module__}.{kind.__qualname__}, which is no JSON\n{_FIX}",
-        field="result",
+        extra={FIELD: "result"},
     )
