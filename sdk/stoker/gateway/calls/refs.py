@@ -20,7 +20,7 @@ from stoker_wire.messages.calls import HeldRef, RefState
 from stoker_wire.messages.data import Failed, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
     from stoker.runtime.objects.refs import ObjectRef
     from stoker.runtime.runtime import Runtime
@@ -89,8 +89,8 @@ class RefTable:
     def __len__(self) -> int:
         return len(self._held)
 
-    def __iter__(self) -> Iterable[Held]:  # type: ignore[override]
-        return iter(list(self._held.values()))  # type: ignore[return-value]
+    def __iter__(self) -> Iterator[Held]:
+        return iter(self._held.values())
 
     def check_room(self, nbytes: int = 0) -> None:
         """Raise if no more references, or no more bytes, may be held."""
