@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -98,7 +99,7 @@ def _value_of(text: str) -> Any:
 
 def _print_result(data: bytes, *, as_json: bool) -> None:
     if not data.startswith(_RESULT):
-        click.get_binary_stream("stdout").write(data)  # the function returned bytes
+        sys.stdout.buffer.write(data)  # the function returned bytes
         return
     import msgspec
 

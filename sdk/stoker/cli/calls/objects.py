@@ -92,7 +92,7 @@ def get(
     if output is not None:
         Path(output).write_bytes(data)
         return
-    click.get_binary_stream("stdout").write(data)
+    sys.stdout.buffer.write(data)
     if sys.stdout.isatty():
         echo()
 
