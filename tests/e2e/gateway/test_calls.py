@@ -154,7 +154,7 @@ def test_a_function_is_called_with_json_by_its_name_and_version(caller: Caller) 
     ("body", "status", "field"),
     [
         (b"nope", 400, None),
-        ({"functio": "square"}, 400, "functio"),
+        ({"callee": "square"}, 400, "callee"),
         ({}, 400, "function"),
         ({"function": "square", "actor": "a", "method": "m"}, 400, "function"),
         ({"function": "squar"}, 404, "function"),
