@@ -220,16 +220,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "people: that from which on the kernel gives ports out",
         ),
     ] = 32768
-    call_ref_ttl_s: Annotated[
-        float,
-        Meta(gt=0, description="how long a gateway keeps what a call names no other time for"),
-    ] = 3600.0
-    caller_idle_s: Annotated[
-        float,
-        Meta(
-            gt=0, description="how long a gateway keeps the process of a token that calls nothing"
-        ),
-    ] = 300.0
     driver_reconnect_s: Annotated[
         float, Meta(ge=0, description="how long a job survives a lost driver session")
     ] = 3.0

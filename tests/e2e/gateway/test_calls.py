@@ -277,6 +277,26 @@ def test_a_call_is_cancelled_by_its_reference_or_task(caller: Caller, tmp_path: 
     assert (unknown.status, unknown.json["field"]) == (404, "task_id")
 
 
+def test_tasks_are_followed_to_their_end(
+    caller: Caller, connect: Callable[..., Caller], tmp_path: Path
+) -> None:
+    line = connect()._line
+    auth = {"Authorization": f"Bearer {TOKEN}"}
+    line.request("GET", "/v1/tasks?watch=true&name=wait_for", headers=auth)
+    stream = line.getresponse()
+    flag = tmp_path / "flag"
+    task_id = caller.call("wait_for", str(flag), **{"async": True}).json["task_id"]
+    states = []
+    while not states or states[-1] != "FINISHED":
+        text = stream.readline()
+        record = json.loads(text) if text.strip() else {}
+        if record.get("task_id") == task_id:
+            states.append(record["state"])
+            flag.touch()
+    assert len(states) >= 2, "it was seen before it had ended"
+    stream.close()
+
+
 def test_a_value_ends_with_its_time(caller: Caller) -> None:
     ref = caller.call("square", 3, **{"async": True, "ttl_s": 0.1}).json["ref"]
     until(lambda: caller.send("GET", f"/v1/refs/{ref}").status == 404, WAIT_S, "it has ended")

@@ -28,7 +28,7 @@ def object_group() -> None:
     "ttl_s",
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
-    help="Keep it for so long. [default: STOKER_CALL_REF_TTL_S of the gateway]",
+    help="Keep it for so long. [default: 3600]",
 )
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
 def put(

@@ -29,11 +29,9 @@ _MARK_WITHIN = 32
 class Caller:
     """The owner of the routes. All of it is on the runtime's loop thread, so a call changes no thread."""
 
-    def __init__(
-        self, runtime: Runtime, principal: Principal, namespace: str, ref_ttl_s: float
-    ) -> None:
+    def __init__(self, runtime: Runtime, principal: Principal, namespace: str) -> None:
         self._runtime = runtime
-        self.refs = RefTable(runtime, ref_ttl_s)
+        self.refs = RefTable(runtime)
         self.targets = Targets(runtime, principal, namespace)
 
     # -- calls -----------------------------------------------------------------------------------

@@ -30,6 +30,8 @@ MAX_REFS = 10_000
 """References of one token."""
 MAX_PUT_NBYTES = 1 << 30
 """Bytes that one token may have put."""
+TTL_S = 3600.0
+"""The time of what is given none."""
 _SWEEP_S = 1.0
 
 
@@ -80,9 +82,8 @@ class Held:
 class RefTable:
     """The references of one caller (loop thread)."""
 
-    def __init__(self, runtime: Runtime, ttl_s: float) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._ttl_s = ttl_s
         self._held: dict[str, Held] = {}
         self.put_nbytes = 0
 
@@ -109,7 +110,7 @@ class RefTable:
 
     def hold(self, ref: ObjectRef[Any], name: str, ttl_s: float | None) -> Held:
         """Hold an object until it was there for ``ttl_s``."""
-        held = Held(ref, name, self._ttl_s if ttl_s is None else ttl_s)
+        held = Held(ref, name, TTL_S if ttl_s is None else ttl_s)
         self._held[ref.id] = held
 
         def settled() -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _START_S = 20.0
 _LOOK_S = 1.0
+_IDLE_S = 300.0
+"""A caller that holds nothing and is asked nothing for so long ends."""
 
 
 class _OneToken:
@@ -76,7 +78,7 @@ class CallerService:
     async def _start(self, on_idle: Callable[[], object]) -> None:
         spec, settings = self._spec, self._settings
         namespace = default_namespace(spec.user)
-        self._caller = Caller(self._runtime, self._principal, namespace, settings.call_ref_ttl_s)
+        self._caller = Caller(self._runtime, self._principal, namespace)
         self._background = Background("caller")
         self._background.spawn(self._caller.refs.sweep(), name="references")
         self._background.spawn(self._until_idle(on_idle), name="idle")
@@ -101,6 +103,6 @@ class CallerService:
             await asyncio.sleep(_LOOK_S)
             idle_s = time.monotonic() - self._authority.used_s
             busy = len(self._caller.refs) or self._service.dispatcher.live
-            if not busy and idle_s > self._settings.caller_idle_s:
+            if not busy and idle_s > _IDLE_S:
                 on_idle()
                 return
