@@ -10,12 +10,12 @@ from stoker.api.remote import RemoteFunction
 from stoker.exceptions import BadRequestError, ConflictError, NotFoundError, WrongTypeError
 from stoker.runtime import current
 from stoker.runtime.options.options import TaskOptions
-from stoker_wire.messages.calls import RegisteredFunction
+from stoker_wire.http.gateway.calls import RegisteredFunction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stoker.runtime.registered import Registration
+    from stoker.api.registered import Registration
     from stoker.runtime.runtime import Runtime
     from stoker_wire.messages.control import Whoami
 
@@ -40,7 +40,7 @@ def register(
 
     ``ConflictError`` if the version has another function already, unless ``replace`` is given.
     """
-    from stoker.runtime.registered import check_name, decode, encode, key_of
+    from stoker.api.registered import check_name, decode, encode, key_of
 
     if not isinstance(function, RemoteFunction):
         if isinstance(function, type) or not callable(function):
@@ -71,7 +71,7 @@ def register(
 
 def unregister(name: str, *, version: str = "1", namespace: str | None = None) -> None:
     """Take back a registered function: callers get ``not_found``. ``NotFoundError`` if there is none."""
-    from stoker.runtime.registered import check_name, key_of
+    from stoker.api.registered import check_name, key_of
 
     runtime = current.runtime()
     _check_joined(runtime)
@@ -96,8 +96,8 @@ def _check_joined(runtime: Runtime) -> None:
 def _registration(
     runtime: Runtime, remote: RemoteFunction[..., Any], name: str, version: str
 ) -> Registration:
+    from stoker.api.registered import Registration
     from stoker.runtime.options.demands import demand_of
-    from stoker.runtime.registered import Registration
     from stoker.runtime.tasks.functions import pickled, pickled_exception_types
     from stoker.runtime.worker.json_calls import JsonFunction
     from stoker_wire.messages.cluster import LeaseKind

@@ -64,7 +64,7 @@ def call(
     `stoker call --actor counter add 2`.
     """
     from stoker.cli.options import pairs
-    from stoker_wire.messages.calls import CALL_S, CALLS_PATH, HeldRef
+    from stoker_wire.http.gateway.calls import CALL_S, CALLS_PATH, HeldRef
 
     target = {"actor": actor, "method": name} if actor else {"function": name}
     body: dict[str, Any] = {
@@ -118,7 +118,7 @@ def cancel(
 
     What a program has submitted ends with its job (`stoker job stop`) or its actor (`stoker kill`).
     """
-    from stoker_wire.messages.calls import CALLS_PATH, CancelCall, HeldRef
+    from stoker_wire.http.gateway.calls import CALLS_PATH, CancelCall, HeldRef
 
     client = gateway_client(address, token)
     if call_id.startswith("t_"):

@@ -42,7 +42,7 @@ def put(
     """Put a file (- is the input) and print its reference, an argument as '{"$ref": "o_..."}'."""
     from msgspec import Raw
 
-    from stoker_wire.messages.calls import REFS_PATH, HeldRef
+    from stoker_wire.http.gateway.calls import REFS_PATH, HeldRef
 
     data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     body = Raw(data) if json_value else data
@@ -75,7 +75,7 @@ def get(
     """Print a value: JSON, or bytes as they are. With --json its state, and no value."""
     import time
 
-    from stoker_wire.messages.calls import REFS_PATH, HeldRef
+    from stoker_wire.http.gateway.calls import REFS_PATH, HeldRef
 
     client = gateway_client(address, token)
     path = f"{REFS_PATH}/{ref}"
@@ -102,7 +102,7 @@ def get(
 @click.argument("refs", nargs=-1, required=True)
 def free(refs: tuple[str, ...], address: str | None, token: str | None, as_json: bool) -> None:
     """Free values; of calls that have not ended it cancels them."""
-    from stoker_wire.messages.calls import REFS_PATH
+    from stoker_wire.http.gateway.calls import REFS_PATH
 
     client = gateway_client(address, token)
     for ref in refs:
@@ -116,7 +116,7 @@ def list_(address: str | None, token: str | None, as_json: bool) -> None:
     """List what this token holds."""
     from msgspec import to_builtins
 
-    from stoker_wire.messages.calls import REFS_PATH, HeldRefs
+    from stoker_wire.http.gateway.calls import REFS_PATH, HeldRefs
 
     held = gateway_client(address, token).call("GET", REFS_PATH, reply=HeldRefs)
     if as_json:

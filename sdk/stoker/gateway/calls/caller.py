@@ -11,14 +11,14 @@ from stoker.exceptions import BadRequestError, DeadlineExceededError
 from stoker.gateway.calls.refs import Held, RefTable
 from stoker.gateway.calls.targets import Targets
 from stoker.runtime.worker.json_calls import JsonRequest, encode_request
-from stoker_wire.messages.calls import CALL_S, REF
+from stoker_wire.http.gateway.calls import CALL_S, REF
 
 if TYPE_CHECKING:
     from stoker.runtime.objects.refs import ObjectRef
     from stoker.runtime.runtime import Runtime
     from stoker.runtime.worker.json_calls import JsonResult
+    from stoker_wire.http.gateway.calls import CallRequest, CancelCall, HeldRef
     from stoker_wire.http.principals import Principal
-    from stoker_wire.messages.calls import CallRequest, CancelCall, HeldRef
 
 _NULL = msgspec.Raw(b"null")
 _MARK = f'"{REF}"'.encode()

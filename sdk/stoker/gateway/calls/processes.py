@@ -17,7 +17,7 @@ from stoker.gateway.calls.spec import CallerSpec
 from stoker.gateway.relay import Held
 from stoker_wire.errors import StokerError, UnavailableError, error_for
 from stoker_wire.http.auth import SECRETS
-from stoker_wire.messages.calls import CALLS_PATH, REFS_PATH
+from stoker_wire.http.gateway.calls import CALLS_PATH, REFS_PATH
 
 if TYPE_CHECKING:
     from stoker.gateway.admission import Pass
@@ -36,7 +36,7 @@ def is_call(path: str) -> bool:
 
 
 class _Refusal(msgspec.Struct, frozen=True):
-    """Why a caller did not start, as it says so."""
+    """Reason for which a caller did not start."""
 
     code: str
     message: str

@@ -16,7 +16,7 @@ from stoker.exceptions import (
 from stoker.runtime.serialization.exceptions import error_info
 from stoker.runtime.worker.json_calls import FIELD
 from stoker_wire.http.codec import BYTES, JSON
-from stoker_wire.messages.calls import HeldRef, RefState
+from stoker_wire.http.gateway.calls import HeldRef, RefState
 from stoker_wire.messages.data import Failed, Stored
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Held:
 
     @property
     def expires_at_s(self) -> float | None:
-        """When it is dropped; None while its value is being made."""
+        """Time at which it is dropped; None while its value is being made."""
         return None if self.settled_at_s is None else self.settled_at_s + self.ttl_s
 
     def record(self) -> HeldRef:

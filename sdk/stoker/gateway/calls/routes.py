@@ -10,11 +10,7 @@ from aiohttp import web
 from stoker.gateway.calls.refs import MAX_PUT_NBYTES
 from stoker_wire.errors import BadRequestError, GetTimeoutError, UnsupportedEncodingError
 from stoker_wire.http.codec import BYTES, JSON
-from stoker_wire.http.principals import WORK
-from stoker_wire.http.problems import problem_response
-from stoker_wire.http.server.request import Reply
-from stoker_wire.http.server.routes import Route
-from stoker_wire.messages.calls import (
+from stoker_wire.http.gateway.calls import (
     CALLS_PATH,
     REFS_PATH,
     CallReply,
@@ -29,6 +25,10 @@ from stoker_wire.messages.calls import (
     WaitedRefs,
     WaitRefs,
 )
+from stoker_wire.http.principals import WORK
+from stoker_wire.http.problems import problem_response
+from stoker_wire.http.server.request import Reply
+from stoker_wire.http.server.routes import Route
 
 if TYPE_CHECKING:
     from stoker.gateway.calls.caller import Caller

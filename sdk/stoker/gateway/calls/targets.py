@@ -9,14 +9,14 @@ from urllib.parse import quote, unquote
 
 from msgspec.structs import replace
 
+from stoker.api import registered
 from stoker.exceptions import BadRequestError, ForbiddenError, NotFoundError
-from stoker.runtime import registered
 from stoker.runtime.actors.create import handle_of
 from stoker.runtime.actors.handle import ActorMethod
 from stoker.runtime.actors.info import SYSTEM_METHODS
 from stoker.runtime.worker.json_calls import call_method
+from stoker_wire.http.gateway.calls import FUNCTION_PREFIX, RegisteredFunction
 from stoker_wire.ids import Prefix, is_id
-from stoker_wire.messages.calls import FUNCTION_PREFIX, RegisteredFunction
 from stoker_wire.messages.control import KvEntry, KvGet, KvReply, Page
 from stoker_wire.messages.work import Actor, ActorState
 from stoker_wire.suggestions import suggestion
@@ -24,8 +24,8 @@ from stoker_wire.suggestions import suggestion
 if TYPE_CHECKING:
     from stoker.runtime.objects.refs import ObjectRef
     from stoker.runtime.runtime import Runtime
+    from stoker_wire.http.gateway.calls import CallRequest
     from stoker_wire.http.principals import Principal
-    from stoker_wire.messages.calls import CallRequest
 
 FRESH_S = 1.0
 """What the gcs said of a name is not older when it is used."""

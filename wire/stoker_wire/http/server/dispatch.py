@@ -40,6 +40,7 @@ from stoker_wire.http.codec import (
     encode_msgpack,
     without_env_vars,
 )
+from stoker_wire.http.gateway.calls import CALLS_PATH, REFS_PATH
 from stoker_wire.http.principals import (
     ANONYMOUS,
     AUTHOR,
@@ -59,7 +60,6 @@ from stoker_wire.http.server.idempotency import (
 from stoker_wire.http.server.request import BoundRoute, Reply, Request
 from stoker_wire.http.server.request_guard import check_role
 from stoker_wire.ids import IdSource, Prefix
-from stoker_wire.messages.calls import CALLS_PATH, REFS_PATH
 from stoker_wire.messages.common import Role
 from stoker_wire.process.log import REQUEST_ID
 from stoker_wire.suggestions import suggestion

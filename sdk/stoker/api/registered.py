@@ -15,7 +15,7 @@ from stoker.exceptions import BadRequestError, SerializationError
 from stoker.runtime.options.options import TaskOptions
 from stoker.runtime.tasks.functions import INLINE_NBYTES, TEMPLATE_NUMBERS
 from stoker.runtime.tasks.task_spec import FunctionSpec
-from stoker_wire.messages.calls import FUNCTION_PREFIX
+from stoker_wire.http.gateway.calls import FUNCTION_PREFIX
 from stoker_wire.messages.cluster import Demand
 from stoker_wire.messages.data import Template
 

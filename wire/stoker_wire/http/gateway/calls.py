@@ -99,7 +99,7 @@ class PutQuery(Message):
 
 
 class RefWaitQuery(Message):
-    """How long the answer may wait for the value."""
+    """Time for which the answer may wait for the value."""
 
     wait_s: Seconds = 0.0
 
