@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.gateway.calls.routes import ROUTES as CALL_ROUTES
 from stoker.runtime.options.actor_options import ActorOptions, MethodOptions
 from stoker.runtime.options.documentation import Option, options_of
 from stoker.runtime.options.options import TaskOptions
@@ -29,6 +30,7 @@ SERVICE_ROUTES: dict[str, tuple[Route | WebSocketRoute, ...]] = {
     "gcs": tuple(GCS_ROUTES),
     "scheduler": tuple(SCHEDULER_ROUTES),
     "nodelet": (*NODELET_ROUTES, *TRANSFER_ROUTES),
+    "gateway": tuple(CALL_ROUTES),
 }
 _HEAD = """\
 # Options

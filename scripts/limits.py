@@ -14,6 +14,7 @@ from typing import Any
 import msgspec.inspect as types
 from aiohttp.web_protocol import RequestHandler
 
+from stoker.gateway.calls.routes import ROUTES as CALLS
 from stoker_gcs.api.routes import ROUTES as GCS
 from stoker_gcs.registry.nodes.rules import MAX_AMOUNT
 from stoker_gcs.registry.queues.registry import MAX_QUEUES
@@ -42,6 +43,7 @@ SERVICES: dict[str, tuple[Route | WebSocketRoute, ...]] = {
     "gcs": GCS,
     "scheduler": SCHEDULER,
     "nodelet": NODELET,
+    "gateway": CALLS,
 }
 _HEAD = """\
 # Limits

@@ -5,6 +5,7 @@ An attempt is closed here when its job, its worker or its node has ended without
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from stoker_wire.messages.control import Page
 from stoker_wire.messages.work import DETACHED_JOB, TaskHistoryStatus, TaskRecord, TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from stoker_gcs.registry.jobs.registry import JobRegistry
     from stoker_gcs.state.records import StateStore
@@ -31,6 +32,8 @@ RUNNING = (TaskState.RUNNING.value,)
 JOB_ENDED = "its job ended before it did"
 _ENDED_RANK = RANKS[TaskState.FINISHED]
 _PAGE = 1000
+_LOOKED_UP = 200
+_LOOK_S = 0.25
 
 
 class TaskHistory:
@@ -83,6 +86,45 @@ class TaskHistory:
             total=total,
             total_exact=exact,
         )
+
+    async def follow(
+        self, narrowed: Callable[[], Awaitable[Mapping[str, Condition]]]
+    ) -> AsyncIterator[TaskRecord]:
+        """Yield the attempts that match, in the order in which they came, and again with each later state.
+
+        The table is looked at again and again: other replicas write it too. ``narrowed`` gives the filters.
+        """
+        open_: dict[tuple[str, int], int] = {}
+        """The last rank of each attempt that was yielded and has not ended."""
+        after: tuple[str | int, ...] = ()
+        while True:
+            where = {name: one for name, one in (await narrowed()).items() if one not in ("", ())}
+            rows = await self._state.store.select(
+                schema.TASKS, where, after=after, limit=_PAGE, arrival=True
+            )
+            for row in rows:
+                after = (row[schema.ARRIVAL],)
+                open_[row["task_id"], row["attempt"]] = row["rank"]
+                yield task_of(row)
+            if len(rows) == _PAGE:
+                continue
+            async for record in self._later(open_):
+                yield record
+            await asyncio.sleep(_LOOK_S)
+
+    async def _later(self, open_: dict[tuple[str, int], int]) -> AsyncIterator[TaskRecord]:
+        """Yield those of some attempts that are in a later state; those that have ended leave the table."""
+        task_ids = list({task_id for task_id, _ in open_})
+        for first in range(0, len(task_ids), _LOOKED_UP):
+            where = {"task_id": tuple(task_ids[first : first + _LOOKED_UP])}
+            for row in await self._state.store.select(schema.TASKS, where):
+                key, rank = (row["task_id"], row["attempt"]), row["rank"]
+                known = open_.get(key)
+                if known is not None and rank > known:
+                    open_[key] = rank
+                    yield task_of(row)
+                if rank >= _ENDED_RANK:
+                    open_.pop(key, None)
 
     async def attempts(self, task_id: str) -> list[TaskRecord]:
         """Return all attempts of a task, oldest first; NotFoundError if none was reported."""

@@ -245,15 +245,14 @@ def _is_closed(folder: str) -> bool:
 
 
 def _is_gateway(client: HttpClient) -> bool:
-    """Return whether a gateway is what answers: this process is outside of the cluster's network."""
+    """Return whether a gateway answers by which drivers come: this process is outside of the network."""
     from stoker.exceptions import NotFoundError
     from stoker_wire.http.gateway.protocol import GATEWAY_PATH, GatewayInfo
 
     try:
-        client.call("GET", GATEWAY_PATH, reply=GatewayInfo)
+        return client.call("GET", GATEWAY_PATH, reply=GatewayInfo).has_drivers
     except NotFoundError:
         return False
-    return True
 
 
 def _local_address(url: str) -> str:

@@ -30,6 +30,10 @@ _COMMANDS = {
     "stop": ("local.cluster", "stop", "Stop what `stoker start` started on this machine."),
     "status": ("status", "status", "Show nodes, resources in use, jobs, and what waits and why."),
     "job": ("job", "job", "Submit, list, follow and stop jobs."),
+    "call": ("calls.call", "call", "Call a registered function, or a method of an actor."),
+    "cancel": ("calls.call", "cancel", "Cancel a call."),
+    "kill": ("calls.call", "kill", "End an actor at once."),
+    "object": ("calls.objects", "object_group", "Put, get and free values by reference."),
     "schedule": ("scheduling.schedules", "schedule", "Submit jobs at the times of a cron line."),
     "list": (
         "lists",
@@ -78,7 +82,7 @@ _COMMANDS = {
     ),
     "restore": ("history.backup", "restore", "Fill an empty database of the gcs from a backup."),
     "kernels": ("kernels", "kernels", "Tune the training kernels to the GPUs, compile them ahead."),
-    "token": ("token", "token", "Give people tokens of their own, and take them back."),
+    "token": ("local.token", "token", "Give people tokens of their own, and take them back."),
     "certs": ("local.certs", "certs", "Make certificates for TLS: a CA, and those that it signs."),
     "port": (
         "local.port",

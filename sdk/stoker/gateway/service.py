@@ -1,7 +1,8 @@
 """The gateway as a service: its port, and what each kind of first request leads to.
 
-``CONNECT`` and the paths of :mod:`stoker_wire.http.gateway.protocol` are the gateway's own. Any other
-connection is joined with the gcs as it is, from its first byte on: the gcs checks tokens, and answers.
+``CONNECT`` and the paths of :mod:`stoker_wire.http.gateway.protocol` are the gateway's own. On any other
+connection each request goes, as it is, to the gcs, which checks tokens and answers, or to the caller of its
+token (:mod:`stoker.gateway.calls`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
 from stoker.gateway.admission import Admission
+from stoker.gateway.calls.processes import Callers, is_call
 from stoker.gateway.door import Door
+from stoker.gateway.exchange import Destination, Exchange
 from stoker.gateway.listeners import Listeners
 from stoker.gateway.port import Port
 from stoker.gateway.relay import Held, Joint
@@ -28,6 +32,7 @@ from stoker_wire.errors import (
     StokerError,
     UnavailableError,
 )
+from stoker_wire.http.auth import is_loopback
 from stoker_wire.http.client.port_owner import check_port_owner
 from stoker_wire.http.gateway.protocol import (
     ACCEPT_PATH,
@@ -72,7 +77,8 @@ class Gateway:
         self._listeners = Listeners(settings.host, self._reached_as, self._tls)
         self._connections = Connections(settings.unproven_connections, settings.unproven_s)
         self._background = Background("gateway")
-        self._joints: set[Joint] = set()
+        self._joints: set[Joint | Exchange] = set()
+        self._callers = Callers(gcs_url)
         self._port = Port(
             "the gateway", lambda: Door(self._connections, self._on_request), self._tls
         )
@@ -94,6 +100,7 @@ class Gateway:
         await self._port.close()
         await self._background.close()
         await self._listeners.close()
+        await self._callers.close()
         await self._admission.close()
         await self._gcs.close()
         for joint in list(self._joints):
@@ -123,19 +130,34 @@ class Gateway:
             _check_upgrade(request)
             await self._accept(door, request)
         elif request.path == GATEWAY_PATH:
-            body = msgspec.json.encode(GatewayInfo(version=VERSION))
+            info = GatewayInfo(version=VERSION, has_drivers=not is_loopback(self._reached_as))
+            body = msgspec.json.encode(info)
             headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
             door.answer("200 OK", {**headers, "Connection": "close"}, body)
             door.transport.close()
         else:
-            await self._forward(door)
+            self._forward(door)
 
-    async def _forward(self, door: Door) -> None:
-        """Join a connection with the gcs, as it came."""
-        target, replica = await self._gcs.connect()
-        door.proved()  # the gcs counts it from here on
-        target.write(door.data)
-        self._joint(replica).join(door.transport, target)
+    def _forward(self, door: Door) -> None:
+        """Have the requests of a connection answered by whom each is for."""
+        exchange = Exchange(
+            _destination_of,
+            partial(self._dial_for, door),
+            partial(self._background.spawn, name="request"),
+            self._joints.discard,
+        )
+        self._joints.add(exchange)
+        exchange.begin(door.transport, door.data)
+
+    async def _dial_for(self, door: Door, request: RequestHead) -> Destination:
+        """Return a connection to who answers a request: a caller, or the gcs, which checks tokens itself."""
+        if not is_call(request.path):
+            transport, replica = await self._gcs.connect()
+            door.proved()  # the gcs counts it from here on
+            return Destination(transport, replica)
+        admitted = await self._admission.admit(request.token)
+        door.proved()
+        return Destination(await self._callers.connect(request.token, admitted), admitted)
 
     async def _connect(self, door: Door, request: RequestHead) -> None:
         host, port = _place(request.target)
@@ -234,6 +256,11 @@ class Gateway:
 def _url_of(tls: TlsFiles, host: str, port: int) -> str:
     scheme = "https" if tls.is_on else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _destination_of(request: RequestHead) -> str:
+    """Return what tells the requests of one destination from others: the token for a caller's."""
+    return request.token if is_call(request.path) else ""
 
 
 def _check_upgrade(request: RequestHead) -> None:

@@ -78,6 +78,7 @@ class TaskQuery(ListQuery):
     """Filters of task attempts.
 
     ``state``: WAITING, QUEUED, RUNNING, FINISHED, FAILED, CANCELLED; several are separated by commas.
+    With ``watch`` the attempts that match come as lines, and again with each later state.
     """
 
     job_id: str = ""
@@ -85,6 +86,7 @@ class TaskQuery(ListQuery):
     name: str = ""
     node_id: str = ""
     actor_id: str = ""
+    watch: bool = False
 
 
 class ObjectQuery(ListQuery):

@@ -5,17 +5,25 @@ What is accepted is durable before the reply. Reports merge, so that none needs 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from stoker_gcs.api.filters import state_filter
 from stoker_wire.data.spool import MAX_FRAME_BYTES
+from stoker_wire.http.codec import without_env_vars
 from stoker_wire.http.principals import JOBS, NODES, READERS
 from stoker_wire.http.server.routes import Route
+from stoker_wire.http.server.watch import stream_response
+from stoker_wire.messages.common import Role
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.queries import TaskQuery
 from stoker_wire.messages.work import ReportTasks, TaskHistoryStatus, TaskRecord, TaskState
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from aiohttp import web
+
     from stoker_gcs.app import GcsApp
     from stoker_wire.http.server.request import Request
 
@@ -30,10 +38,25 @@ async def add_spooled_tasks(app: GcsApp, req: Request) -> TaskHistoryStatus:
     return await app.history.add_spooled(await req.read())
 
 
-async def list_tasks(app: GcsApp, req: Request) -> Page[TaskRecord]:
+async def list_tasks(app: GcsApp, req: Request) -> Page[TaskRecord] | web.StreamResponse:
+    """With `watch` the answer is a line of JSON for each attempt that matches, and again for each later
+    state, without end.
+    """
     where = {name: getattr(req.query, name) for name in FILTERS}
     where["state"] = state_filter(req.query.state, TaskState)
-    return await app.history.page(req.query, await app.access.narrowed(req.principal, where))
+    narrowed = partial(app.access.narrowed, req.principal, where)
+    if req.query.watch:
+        req.lift_deadline()
+        records = app.history.follow(narrowed)
+        if req.principal.role is Role.VIEWER:
+            return await stream_response(req, _without_env_vars(records))
+        return await stream_response(req, records)
+    return await app.history.page(req.query, await narrowed())
+
+
+async def _without_env_vars(records: AsyncIterator[TaskRecord]) -> AsyncIterator[Any]:
+    async for record in records:
+        yield without_env_vars(record)
 
 
 async def get_task(app: GcsApp, req: Request) -> TaskRecord:
@@ -74,7 +97,7 @@ ROUTES = (
         query=TaskQuery,
         reply=Page[TaskRecord],
         roles=READERS,
-        summary="List task attempts",
+        summary="List task attempts, or watch them",
     ),
     Route(
         "GET",

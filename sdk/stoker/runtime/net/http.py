@@ -133,7 +133,7 @@ class HttpClient:
         timeout_s: float | None = None,
         on_sent: Callable[[int], object] | None = None,
     ) -> Any:
-        """Send one request and return its reply, decoded as ``reply``.
+        """Send one request and return its reply, decoded as ``reply`` (``bytes``: as it is).
 
         ``body`` is a message, sent as JSON, or bytes, sent as they are; ``on_sent`` is called with the
         number of bytes sent so far (from 0 again at another attempt). Failed connections and
@@ -268,8 +268,8 @@ class HttpClient:
         with self._request(method, path, query, data, timed, left_s + _SLACK_S) as response:
             content, url = response.read(), self.base_url + path
             check_status(response.status, content, method=method, url=url)
-            if reply is None:
-                return None
+            if reply is None or reply is bytes:
+                return None if reply is None else content
             content_type = response.getheader("Content-Type", "")
             return self._replies.decode(content, content_type, reply, method=method, url=url)
 

@@ -225,7 +225,12 @@ class IoThread:
         """Wake the loop thread to take what other threads left (one wake-up per batch)."""
         if not self._wake_scheduled:
             self._wake_scheduled = True
-            self.loop.call_soon_threadsafe(self.flush)
+            if (
+                threading.current_thread() is self._thread
+            ):  # it does not sleep, and need not be woken
+                self.loop.call_soon(self.flush)
+            else:
+                self.loop.call_soon_threadsafe(self.flush)
 
     def flush_now(self) -> None:
         """Do on the calling thread what :meth:`wake` has the loop thread do, if the loop sleeps."""

@@ -35,6 +35,8 @@ class GatewayInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     service: str = "gateway"
     version: str
+    has_drivers: bool = True
+    """Whether drivers come by it; on loopback they reach all by themselves."""
 
 
 class RequestHead(NamedTuple):

@@ -40,6 +40,7 @@ from stoker_wire.http.codec import (
     encode_msgpack,
     without_env_vars,
 )
+from stoker_wire.http.gateway.calls import CALLS_PATH, REFS_PATH
 from stoker_wire.http.principals import (
     ANONYMOUS,
     AUTHOR,
@@ -404,9 +405,10 @@ class Dispatcher:
                     f"the caller speaks protocol {theirs}, {self.name} {PROTOCOL_TEXT}: "
                     f"upgrade {self.name}"
                 )
-            return NotFoundError(
-                f"{self.name} has no route {http.path}\n{suggestion(http.path, known)}"
-            )
+            fix = suggestion(http.path, known)
+            if http.path.startswith((CALLS_PATH, REFS_PATH)):
+                fix = "a gateway has it: stoker start --head --gateway-port 7601, and use that port"
+            return NotFoundError(f"{self.name} has no route {http.path}\n{fix}")
         if error.status == 405:
             allowed = error.headers.get("Allow", "")
             return BadRequestError(f"{http.path} takes {allowed}, not {http.method}")
