@@ -11,6 +11,7 @@ LEFT_OUT = {
     ("nodelet", "POST", "/v1/drain"): "ends the only node's work: tests/e2e/cluster, tests/chaos",
     ("nodelet", "POST", "/v1/leave"): "ends the only node: tests/e2e/cluster, tests/chaos",
     ("gcs", "GET", "/v1/jobs/{job_id}/session"): "a WebSocket: tests/contract/jobs",
+    ("gcs", "GET", "/api/jobs/{submission_id}/logs/tail"): "a WebSocket: tests/contract/jobs",
 }
 """Operations that no case is made for."""
 

@@ -22,6 +22,7 @@ LIBRARIES = {
     "dask": ("dask[array,dataframe]>=2025.1",),
     "optuna": ("optuna>=4",),
     "airflow": ("apache-airflow>=3", "apache-airflow-providers-http>=5"),
+    "ray": ("ray[default]==2.60.*",),
 }
 """What is installed beside Stoker for ``test_NAME.py``."""
 TOOLS = ("pytest>=8.3", "pytest-asyncio>=0.25", "pytest-timeout>=2.3", "psutil>=6.1")

@@ -12,12 +12,12 @@ from stoker_gcs.api import (
     jobs,
     logs,
     nodes,
-    outputs,
     queues,
     scheduler_proxy,
 )
 from stoker_gcs.api.history import past, tasks
-from stoker_gcs.api.storage import kv, objects
+from stoker_gcs.api.ray_jobs import routes as ray_jobs
+from stoker_gcs.api.storage import kv, objects, outputs
 
 if TYPE_CHECKING:
     from stoker_wire.http.server.routes import Route, WebSocketRoute
@@ -37,4 +37,5 @@ ROUTES: tuple[Route | WebSocketRoute, ...] = (
     *scheduler_proxy.ROUTES,
     *logs.ROUTES,
     *outputs.ROUTES,
+    *ray_jobs.ROUTES,
 )

@@ -36,6 +36,7 @@ from stoker_wire.http.codec import (
     BYTES,
     JSON,
     MSGPACK,
+    TEXT,
     encode_json,
     encode_msgpack,
     without_env_vars,
@@ -59,6 +60,7 @@ from stoker_wire.http.server.idempotency import (
 )
 from stoker_wire.http.server.request import BoundRoute, Reply, Request
 from stoker_wire.http.server.request_guard import check_role
+from stoker_wire.http.server.routes import is_api
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.common import Role
 from stoker_wire.process.log import REQUEST_ID
@@ -247,8 +249,7 @@ class Dispatcher:
         if "\0" in http.path or "%00" in http.query_string:
             # No id or name holds one, and not every database can compare it.
             raise BadRequestError("the URL holds a NUL character")
-        v1 = http.path.startswith("/v1")
-        if v1:
+        if is_api(http.path):
             check_protocol(http.headers.get(PROTOCOL_HEADER), peer=peer, service=self.name)
             if self.stopping.is_set():
                 raise UnavailableError(f"{self.name} is stopping")
@@ -387,6 +388,9 @@ class Dispatcher:
         status, headers["Content-Type"], body = problem_response(
             error, request_id=request_id, status=status
         )
+        route = self.routes.get(http.match_info.handler)
+        if route is not None and route.plain_errors:
+            headers["Content-Type"], body = f"{TEXT}; charset=utf-8", str(error).encode()
         if status == 503:
             headers["Retry-After"] = "1"
         elif isinstance(error, RateLimitedError):

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker_wire.http.codec import BYTES, EVENT_STREAM, JSON, MSGPACK, NDJSON, PROBLEM
+from stoker_wire.http.codec import BYTES, EVENT_STREAM, JSON, MSGPACK, NDJSON, PROBLEM, TEXT
 from stoker_wire.http.problems import Problem
 from stoker_wire.http.server.idempotency import MAX_KEY_CHARACTERS
 from stoker_wire.http.server.request import MAY_BE_EMPTY
+from stoker_wire.http.server.routes import is_api
 from stoker_wire.messages.control import Event
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _operation(
         "parameters": _parameters(route, schema_of, components),
         "responses": {
             **_success(route, schema_of),
-            **{str(status): _PROBLEM for status in _refusals(route)},
+            **{str(status): _refusal(route) for status in _refusals(route)},
         },
     }
     about = inspect.getdoc(_function(route.handler if route.socket is None else route.socket))
@@ -109,21 +110,30 @@ def _operation(
     elif route.raw_body:
         operation["requestBody"] = {"required": True, "content": {BYTES: {}}}
     operation["security"] = [{"token": sorted(route.roles)}]
-    if not route.path.startswith("/v1"):
+    if not is_api(route.path):
         operation["security"].insert(0, {})
     return operation
+
+
+def _refusal(route: BoundRoute) -> dict[str, Any]:
+    if route.plain_errors:
+        return {
+            "description": "What went wrong.",
+            "content": {TEXT: {"schema": {"type": "string"}}},
+        }
+    return _PROBLEM
 
 
 def _refusals(route: BoundRoute) -> list[int]:
     """Return the statuses of the problems that a route may answer with; 500 would be a bug."""
     statuses = {400, 401, 403, 415, 429, 503}
-    if route.path.startswith("/v1"):
+    if is_api(route.path):
         statuses |= {404, 409, 410, 422, 507}
     if route.body is not None or route.raw_body:
         statuses.add(413)
     if route.stream:
         statuses.add(416)
-    if not route.stream or route.path.startswith("/v1"):
+    if not route.stream or is_api(route.path):
         statuses.add(504)
     return sorted(statuses)
 

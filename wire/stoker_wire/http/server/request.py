@@ -65,6 +65,7 @@ class BoundRoute:
         idempotency: bool = True,
         before_ready: bool = False,
         expensive: bool = False,
+        plain_errors: bool = False,
         socket: SocketHandler | None = None,
     ) -> None:
         self.method = method
@@ -83,6 +84,7 @@ class BoundRoute:
         self.idempotency = idempotency and method == "POST"
         self.before_ready = before_ready
         self.expensive = expensive
+        self.plain_errors = plain_errors
         self.socket = socket
         self.codec: Codec[Any] | None = None if body is None else Codec(body)
         self.query_names = (

@@ -20,6 +20,11 @@ MAX_MSG_NBYTES = 1 << 16
 """The largest message of a WebSocket, where its route names no other limit."""
 
 
+def is_api(path: str) -> bool:
+    """Return whether a path is of the service's work (``/v1``, or Ray's ``/api``), not a probe."""
+    return path.startswith(("/v1", "/api/"))
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One HTTP route: ``handler(owner, request)`` answers ``method`` ``path``.
@@ -30,7 +35,7 @@ class Route:
     ``summary`` is a verb and its object, for the OpenAPI document. With ``raw_body`` the handler
     awaits ``request.read()`` itself. A ``stream`` has no deadline. ``idempotency=False`` leaves
     Idempotency-Key to the handler. ``before_ready`` answers even while the service is not ready. Of
-    ``expensive`` ones each user has a rate.
+    ``expensive`` ones each user has a rate. ``plain_errors`` are texts, for a client that is not Stoker's.
     """
 
     method: str
@@ -50,6 +55,7 @@ class Route:
     idempotency: bool = True
     before_ready: bool = False
     cost: Cost = "cheap"
+    plain_errors: bool = False
 
 
 @dataclass(frozen=True, slots=True)

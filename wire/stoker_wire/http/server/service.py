@@ -167,6 +167,7 @@ class Service:
         idempotency: bool = True,
         before_ready: bool = False,
         cost: Cost = "cheap",
+        plain_errors: bool = False,
     ) -> None:
         """Register ``handler`` and its entry in the OpenAPI document.
 
@@ -175,7 +176,8 @@ class Service:
         is that of a reply of bytes, ``parts`` are patterns of parts of the path. With ``raw_body`` the
         handler awaits ``req.read()`` itself. A ``stream`` has no deadline.
         ``idempotency=False`` leaves Idempotency-Key to the handler. ``before_ready`` answers even while
-        the service is not ready. Of ``expensive`` ones each user has a rate.
+        the service is not ready. Of ``expensive`` ones each user has a rate. ``plain_errors`` are texts,
+        for a client that is not Stoker's.
         """
         self._add(
             BoundRoute(
@@ -195,6 +197,7 @@ class Service:
                 idempotency=idempotency,
                 before_ready=before_ready,
                 expensive=cost == "expensive",
+                plain_errors=plain_errors,
             )
         )
 
