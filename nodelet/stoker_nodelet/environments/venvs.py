@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker_nodelet.unix_users import SECRETS, UnixUser, give_folder
+from stoker_nodelet.unix_users import UnixUser, give_folder
 from stoker_wire.errors import RuntimeEnvSetupError
+from stoker_wire.http.auth import SECRETS
 from stoker_wire.messages.common import RuntimeEnv
 
 _PIP_S = 600.0
