@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -43,9 +44,10 @@ def wheel(folder: Path) -> Path:
 
 @stoker.remote(max_retries=0)
 def read_tiny() -> int:
-    import tiny_uv
+    tiny_uv = importlib.import_module("tiny_uv")
 
-    return tiny_uv.VALUE  # type: ignore[no-any-return]
+    value: int = tiny_uv.VALUE
+    return value
 
 
 @pytest.mark.skipif(not HAS_UV, reason="needs uv: pip install uv")
@@ -59,8 +61,8 @@ def test_uv_installs_requirements_and_projects(tmp_path: Path) -> None:
         '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.11"\n'
         f'dependencies = ["tiny-uv @ {built.as_uri()}"]\n'
     )
-    env = {"uv": str(project)}
-    assert stoker.get(read_tiny.options(runtime_env=env).remote(), timeout=60) == 42
+    of_project = {"uv": str(project)}
+    assert stoker.get(read_tiny.options(runtime_env=of_project).remote(), timeout=60) == 42
 
 
 @pytest.mark.skipif(not HAS_UV, reason="needs uv: pip install uv")

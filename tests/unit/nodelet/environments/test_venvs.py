@@ -17,6 +17,6 @@ def test_a_node_without_uv_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(venvs.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with pytest.raises(RuntimeEnvSetupError, match="pip install uv"):
         venvs.find_uv()
