@@ -243,9 +243,14 @@ def setup_of(env: RuntimeEnv) -> str:
     parts = []
     if env.working_dir or env.py_modules:
         parts.append("packages")
-    if env.pip:
-        more = f" and {len(env.pip) - 3} more" if len(env.pip) > 3 else ""
-        parts.append(f"pip ({', '.join(env.pip[:3])}{more})")
+    for tool, requirements in (("pip", env.pip), ("uv", env.uv)):
+        if requirements:
+            more = f" and {len(requirements) - 3} more" if len(requirements) > 3 else ""
+            parts.append(f"{tool} ({', '.join(requirements[:3])}{more})")
+    if env.uv_project:
+        parts.append("uv (a project)")
+    if env.setup:
+        parts.append("setup")
     if env.kernels:
         parts.append("kernels")
     return ", ".join(parts)

@@ -14,16 +14,16 @@ import re
 import shutil
 import stat
 import sys
-import sysconfig
 import zipfile
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stoker_nodelet.environments.job_folders import JobFolders, copy_private
 from stoker_nodelet.environments.retention import EnvironmentRetention, touch
-from stoker_nodelet.unix_users import UnixUser, give_folder, give_tree
+from stoker_nodelet.environments.venvs import VenvBuild
+from stoker_nodelet.unix_users import UnixUser, give_tree
 from stoker_wire.constraints import variables
 from stoker_wire.errors import BadRequestError, NotFoundError, RuntimeEnvSetupError, StokerError
 from stoker_wire.process.background import Background
@@ -31,12 +31,8 @@ from stoker_wire.process.background import Background
 if TYPE_CHECKING:
     from stoker_wire.messages.common import RuntimeEnv
 
-_PIP_S = 600.0
 SWEEP_S = 60.0
 """Between two looks at the limits."""
-_PIP_LINES = 20
-_WRITE = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
-"""Done by the user whose folder it is in: root would follow a link there."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 _MAX_MEMBERS = 100_000
 _MEMBER = b"PK\1\2"
@@ -59,6 +55,8 @@ class Environment:
     env_vars: dict[str, str] = field(default_factory=dict)
     sys_path: tuple[str, ...] = ()
     cwd: str = ""
+    process_setup: str = ""
+    """What its workers run first, which no worker of another environment may have run."""
     user: UnixUser | None = None
     """The Unix user of its workers, if it is another than the nodelet's."""
 
@@ -77,6 +75,8 @@ class Environment:
             self.sys_path,
             self.cwd,
         )
+        if self.process_setup:
+            fields += (self.process_setup,)
         if self.user is not None:
             fields += (self.user.uid,)
         return replace(self, key=hashlib.sha256(repr(fields).encode()).hexdigest()[:16])
@@ -141,7 +141,8 @@ class Environments:
             cwd = str(await self._working_dir(job_id, wanted.working_dir))
             sys_path.insert(0, cwd)
         _check_cwd(cwd)
-        python = str(await self._venv(wanted.pip)) if wanted.pip else sys.executable
+        needs_venv = wanted.pip or wanted.uv or wanted.uv_project or wanted.setup
+        python = str(await self._venv(wanted)) if needs_venv else sys.executable
         return Environment(
             python=python,
             preload=wanted.preload,
@@ -149,6 +150,7 @@ class Environments:
             sys_path=tuple(dict.fromkeys(sys_path)),
             cwd=cwd,
             user=self.user,
+            process_setup=wanted.worker_process_setup,
         ).keyed()
 
     async def _package(self, package: str) -> Path:
@@ -196,10 +198,16 @@ class Environments:
             await asyncio.to_thread(give_tree, partial, self.user)
         partial.rename(path)
 
-    async def _venv(self, requirements: tuple[str, ...]) -> Path:
-        text = "\n".join(requirements) + f"\n{sys.version}\n{sys.prefix}"
+    async def _venv(self, wanted: RuntimeEnv) -> Path:
+        text = "\n".join(wanted.pip) + f"\n{sys.version}\n{sys.prefix}"
+        if wanted.uv or wanted.uv_project:
+            text += "\n" + "\n".join(("uv", *wanted.uv, wanted.uv_project or ""))
+        if wanted.setup:
+            text += f"\nsetup\n{wanted.setup}\n{sorted(wanted.env_vars.items())}"
+        project = await self._package(wanted.uv_project) if wanted.uv_project else None
         path = self.root / "venvs" / hashlib.sha256(text.encode()).hexdigest()[:16]
-        await self._build_once(path, lambda: _make_venv(path, requirements, self.prefix, self.user))
+        build = VenvBuild(path, wanted, project, self.prefix, self.user)
+        await self._build_once(path, build.run)
         return path / "bin" / "python"
 
     async def _build_once(self, path: Path, build: Callable[[], Awaitable[None]]) -> None:
@@ -313,68 +321,3 @@ def _too_many(package: str, count: str) -> RuntimeEnvSetupError:
     return RuntimeEnvSetupError(
         f"package {_short(package)} has {count}\nits full hash is {package}"
     )
-
-
-async def _make_venv(
-    path: Path,
-    requirements: tuple[str, ...],
-    prefix: tuple[str, ...] = (),
-    user: UnixUser | None = None,
-) -> None:
-    """Make a venv that sees our own packages behind its own, and install ``requirements``."""
-    partial = path.with_name(f"{path.name}.partial")
-    await asyncio.to_thread(shutil.rmtree, partial, True)
-    python = str(partial / "bin" / "python")
-    if user is not None:
-        partial.mkdir(mode=0o700)
-        give_folder(partial, user)
-    await _run([sys.executable, "-m", "venv", "--without-pip", str(partial)], "venv", user)
-    ours = dict.fromkeys((sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]))
-    lines = "".join(f"import site; site.addsitedir({entry!r})\n" for entry in ours)
-    site = next((partial / "lib").glob("python*/site-packages"))
-    await _run(
-        [sys.executable, "-c", _WRITE, str(site / "_stoker_parent.pth"), lines], "venv", user
-    )
-    command = [sys.executable, "-m", "pip", "--python", python, "install"]
-    command += ["--disable-pip-version-check", "--no-input", *requirements]
-    try:
-        await _run(command, "pip install " + " ".join(requirements), user, prefix)
-    except RuntimeEnvSetupError:
-        await asyncio.to_thread(shutil.rmtree, partial, True)
-        raise
-    # Only the interpreter is run from it, and that finds its own prefix: the rename is safe.
-    partial.rename(path)
-
-
-async def _run(
-    command: list[str], what: str, user: UnixUser | None = None, prefix: tuple[str, ...] = ()
-) -> None:
-    options: dict[str, Any] = {}
-    if user is not None:
-        command = user.command(command)
-        options = {"env": user.environ(), "cwd": "/"}
-    process = await asyncio.create_subprocess_exec(
-        *prefix,
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-        **options,
-    )
-    try:
-        async with asyncio.timeout(_PIP_S):
-            output, _ = await process.communicate()
-    except (TimeoutError, asyncio.CancelledError) as error:
-        process.kill()
-        await process.wait()
-        if isinstance(error, TimeoutError):
-            raise RuntimeEnvSetupError(f"{what} was not done within {_PIP_S:g} s") from None
-        raise
-    if process.returncode != 0:
-        lines = output.decode(errors="replace").splitlines()[-_PIP_LINES:]
-        errors = [line for line in lines if line.startswith("ERROR: ")] or lines
-        why = errors[-1].removeprefix("ERROR: ") if errors else "it said nothing"
-        raise RuntimeEnvSetupError(
-            "\n".join((f"{what} failed (exit code {process.returncode})", why, *lines))
-        )

@@ -8,15 +8,16 @@ from typing import Any
 from stoker.exceptions import BadRequestError
 from stoker.ray.mapping.lacking import NotInStokerError, is_loaded, warn_once
 
-SAME = ("env_vars", "working_dir", "py_modules", "preload", "kernels")
+SAME = (
+    *("env_vars", "working_dir", "py_modules", "excludes", "setup"),
+    *("worker_process_setup", "preload", "kernels"),
+)
 WITHOUT_EFFECT = {
     "config": "",
     "_validate": "",
     "_ray_release": "",
     "_ray_commit": "",
     "_inject_current_ray": "",
-    "excludes": "what .gitignore and .stokerignore name is left out of a working_dir",
-    "worker_process_setup_hook": "preload= names modules that workers import first",
     "nsight": "run the profiler around `stoker start`",
     "rocprof_sys": "run the profiler around `stoker start`",
 }
@@ -72,7 +73,9 @@ def _mapped_keys(env: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if name in ("pip", "uv"):
-            mapped["pip"] = _packages(name, value)
+            mapped[name] = _packages(name, value)
+        elif name == "worker_process_setup_hook":
+            mapped["worker_process_setup"] = _hook(value)
         elif name in REFUSED:
             raise NotInStokerError(
                 f"runtime_env has no key {name!r}\n{REFUSED[name]}", field=f"runtime_env.{name}"
@@ -84,6 +87,14 @@ def _mapped_keys(env: Mapping[str, Any]) -> dict[str, Any]:
             _check_local(name, value)
             mapped[name] = value
     return mapped
+
+
+def _hook(value: Any) -> Any:
+    """Return Ray's "module.function" as Stoker's "module:function"."""
+    if isinstance(value, str) and ":" not in value:
+        module, _, name = value.rpartition(".")
+        return f"{module}:{name}"
+    return value
 
 
 def _packages(name: str, value: Any) -> Any:

@@ -108,16 +108,26 @@ class JobContext:
         if not user:
             return base
         given = self.uploaded_env(user)
+        installs = bool(given.pip or given.uv or given.uv_project)
         return RuntimeEnv(
             env_vars={**base.env_vars, **given.env_vars},
             working_dir=given.working_dir or base.working_dir,
             py_modules=(*base.py_modules, *given.py_modules),
-            pip=given.pip or base.pip,
+            pip=given.pip or (() if installs else base.pip),
+            uv=given.uv or (() if installs else base.uv),
+            uv_project=given.uv_project or (None if installs else base.uv_project),
+            setup=given.setup or base.setup,
+            worker_process_setup=given.worker_process_setup or base.worker_process_setup,
             preload=given.preload or base.preload,
             sys_path=base.sys_path,
             cwd=None if given.working_dir else base.cwd,
             kernels=(*base.kernels, *(k for k in given.kernels if k not in base.kernels)),
         )
+
+    @property
+    def worker_process_setup(self) -> str:
+        """What this worker runs before its first call, as in ``RuntimeEnv``; "" for nothing."""
+        return self._lease_env.worker_process_setup if self._lease_env is not None else ""
 
     def uploaded_env(self, user: Any) -> RuntimeEnv:
         """Check a user's runtime_env and upload the folders that it names; return its message form."""

@@ -208,6 +208,10 @@ class KernelSpec(Message):
     call: NoNul = ""
 
 
+PICKLED = "pickle:"
+"""Before a pickled function in a ``worker_process_setup``."""
+
+
 class RuntimeEnv(Message):
     """Additions to the node's own Python environment for a worker.
 
@@ -216,7 +220,10 @@ class RuntimeEnv(Message):
     (``working_dir`` is also the current directory). ``sys_path`` and ``cwd`` are paths as they are,
     used when the driver is on the same machine. ``preload`` names modules that the fork server
     imports before it forks. ``pip`` are requirement lines, installed into a venv of their own.
-    ``kernels`` are compiled into the node's cache first, for the GPUs of the lease.
+    ``kernels`` are compiled into the node's cache first, for the GPUs of the lease. ``uv`` are requirement
+    lines for uv, ``uv_project`` the package of a ``pyproject.toml`` with its ``uv.lock``. ``setup`` is a
+    shell command that is run once in the venv. ``worker_process_setup`` is run in each worker before its
+    first call: "module:function", or a pickled function after "pickle:", in base64.
     """
 
     env_vars: Annotated[dict[NoNul, NoNul], _PARTS] = {}
@@ -227,6 +234,10 @@ class RuntimeEnv(Message):
     sys_path: Annotated[tuple[str, ...], _PARTS] = ()
     cwd: NoNul | None = None
     kernels: Annotated[tuple[KernelSpec, ...], _PARTS] = ()
+    uv: Annotated[tuple[str, ...], _PARTS] = ()
+    uv_project: str | None = None
+    setup: NoNul = ""
+    worker_process_setup: str = ""
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True):

@@ -241,4 +241,8 @@ def _env_fault(name: str) -> _Fault | None:
     if name in WITHOUT_EFFECT:
         why = WITHOUT_EFFECT[name]
         return (NOTE, title, f"has no effect: {why}") if why else None
-    return None if name in {*SAME, "pip", "uv"} else (ERROR, title, "there is no such key")
+    return (
+        None
+        if name in {*SAME, "pip", "uv", "worker_process_setup_hook"}
+        else (ERROR, title, "there is no such key")
+    )

@@ -33,6 +33,8 @@ ALWAYS_LEFT_OUT = frozenset(
 )
 """Folders that are never packed, at any depth."""
 
+_VENV_MARK = "pyvenv.cfg"
+"""Every virtual environment has this file, whatever its name: it is of this machine alone."""
 IGNORE_FILES = (".gitignore", ".stokerignore")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _NAMED = 5
@@ -48,11 +50,18 @@ class Package(msgspec.Struct, frozen=True):
     content: bytes
 
 
-def pack(path: str | Path, *, inside: str = "", max_bytes: int = MAX_BYTES) -> Package:
+def pack(
+    path: str | Path,
+    *,
+    inside: str = "",
+    excludes: tuple[str, ...] = (),
+    max_bytes: int = MAX_BYTES,
+) -> Package:
     """Return the folder (or one ``.py`` file) at ``path`` as a package.
 
     ``inside`` puts everything below a folder of that name. A ``.zip`` or ``.whl`` is taken as it
-    is. Left out: what the folder's ``.gitignore`` and ``.stokerignore`` say, and ALWAYS_LEFT_OUT.
+    is. Left out: what the folder's ``.gitignore`` and ``.stokerignore`` say, ALWAYS_LEFT_OUT,
+    virtual environments, and what ``excludes`` names in the same patterns.
     Raises BadRequestError, or PayloadTooLargeError naming the largest files.
     """
     path = Path(path).expanduser()
@@ -60,12 +69,19 @@ def pack(path: str | Path, *, inside: str = "", max_bytes: int = MAX_BYTES) -> P
         content = path.read_bytes()
         _check_size([(path.name, len(content))], max_bytes, path)
     elif path.is_dir():
-        content = _zip(list(_members(path)), path, inside, max_bytes)
+        content = _zip(list(_members(path, excludes)), path, inside, max_bytes)
     elif path.is_file() and path.suffix == ".py":
         content = _zip([(path.name, path)], path.parent, inside, max_bytes)
     else:
         what = "does not exist" if not path.exists() else "is no folder, .py, .zip or .whl file"
         raise BadRequestError(f"cannot pack {path}: it {what}", field="working_dir")
+    return Package(hashlib.sha256(content).hexdigest(), content)
+
+
+def pack_files(folder: Path, names: tuple[str, ...]) -> Package:
+    """Return those of the named files of a folder that are there as a package."""
+    members = [(name, folder / name) for name in names if (folder / name).is_file()]
+    content = _zip(members, folder, "", MAX_BYTES)
     return Package(hashlib.sha256(content).hexdigest(), content)
 
 
@@ -145,9 +161,9 @@ def mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:.1f} MiB"
 
 
-def _members(root: Path) -> Iterator[tuple[str, Path]]:
+def _members(root: Path, excludes: tuple[str, ...] = ()) -> Iterator[tuple[str, Path]]:
     """Yield (name with slashes, path) of every file to pack. Links are followed, loops are not."""
-    ignored = _ignored(root)
+    ignored = _ignored(root, excludes)
     seen: set[str] = set()
 
     def walk(folder: Path, prefix: str) -> Iterator[tuple[str, Path]]:
@@ -158,7 +174,8 @@ def _members(root: Path) -> Iterator[tuple[str, Path]]:
         for entry in sorted(folder.iterdir(), key=lambda path: path.name):
             name = prefix + entry.name
             if entry.is_dir():
-                if entry.name not in ALWAYS_LEFT_OUT and not ignored(name, True):
+                is_left_out = entry.name in ALWAYS_LEFT_OUT or (entry / _VENV_MARK).is_file()
+                if not is_left_out and not ignored(name, True):
                     yield from walk(entry, name + "/")
             elif entry.is_file() and not ignored(name, False):
                 yield name, entry
@@ -167,18 +184,17 @@ def _members(root: Path) -> Iterator[tuple[str, Path]]:
     return walk(root, "")
 
 
-def _ignored(root: Path) -> Callable[[str, bool], bool]:
+def _ignored(root: Path, excludes: tuple[str, ...] = ()) -> Callable[[str, bool], bool]:
     """Read the ignore files of ``root``; return whether (name, is a folder) is left out.
 
     The common part of git's rules: comments, ``!``, a leading or inner slash anchors, a trailing
     slash means folders, ``*``, ``?``, ``[...]`` and ``**``. The last rule that matches decides.
     """
     rules: list[tuple[re.Pattern[str], bool, bool]] = []
-    for file in IGNORE_FILES:
-        path = root / file
-        if not path.is_file():
-            continue
-        for line in path.read_text(errors="replace").splitlines():
+    files = [root / file for file in IGNORE_FILES if (root / file).is_file()]
+    lists = [path.read_text(errors="replace").splitlines() for path in files]
+    for lines in (*lists, excludes):
+        for line in lines:
             pattern = line.strip()
             if not pattern or pattern.startswith("#"):
                 continue

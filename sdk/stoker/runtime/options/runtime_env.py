@@ -6,17 +6,20 @@ Every mistake is an error here, at the call, with its fix in the message.
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
+
 from stoker.runtime.options.kernel_specs import kernel_specs
-from stoker.runtime.options.packages import Package, Progress, pack
+from stoker.runtime.options.packages import Package, Progress, pack, pack_files
 from stoker_wire.constraints import variables
 from stoker_wire.errors import BadRequestError, UnknownOptionError
-from stoker_wire.messages.common import RuntimeEnv
+from stoker_wire.messages.common import PICKLED, RuntimeEnv
 from stoker_wire.suggestions import suggestion
 
 if TYPE_CHECKING:
@@ -26,12 +29,20 @@ if TYPE_CHECKING:
 
     Upload = Callable[[Package], None]
 
-KEYS = ("env_vars", "working_dir", "py_modules", "pip", "preload", "kernels")
+KEYS = (
+    *("env_vars", "working_dir", "py_modules", "excludes", "pip", "uv", "setup"),
+    *("worker_process_setup", "preload", "kernels"),
+)
 """The keys that a user may give. ``sys_path`` and ``cwd`` are the runtime's own."""
 
 UPLOAD_TIMEOUT_S = 600.0
 _HASH = re.compile(r"[0-9a-f]{64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_MAX_FUNCTION_BYTES = 64 << 10
+"""A larger function would make each request for a lease heavy."""
+PROJECT_FILES = ("pyproject.toml", "uv.lock")
+
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -43,6 +54,11 @@ def make_runtime_env(user: Mapping[str, Any] | RuntimeEnv | None, upload: Upload
     - ``working_dir``: a folder (or ``.zip``): the current directory of tasks, and on ``sys.path``.
     - ``py_modules``: folders, ``.py`` files, wheels or imported modules, made importable.
     - ``pip``: requirement lines, or the path of a requirements file.
+    - ``excludes``: what is left out of those folders, in the patterns of ``.gitignore``.
+    - ``uv``: as ``pip``, installed by the uv of the node; or a folder (or ``uv.lock``, ``pyproject.toml``)
+      of a project, whose lock file is followed to the hash.
+    - ``setup``: a shell command, run once per node after the packages are installed and kept with them.
+    - ``worker_process_setup``: a function, or "module:function", that each worker runs before its first call.
     - ``preload``: names of modules that workers have imported before they start.
     - ``kernels``: what to compile for the task's GPU before it starts: ops by name, mappings with
       ``op``, ``dtype`` and sizes, or functions ("module:function") that run a step.
@@ -63,12 +79,24 @@ def make_runtime_env(user: Mapping[str, Any] | RuntimeEnv | None, upload: Upload
                 field=f"runtime_env.{key}",
             )
     working_dir = user.get("working_dir")
+    excludes = user.get("excludes")
+    excluded = (
+        () if excludes is None else _texts("excludes", excludes, "a list of patterns as ['data/']")
+    )
+    uv, uv_project = _uv(user.get("uv"), upload)
+    pip = _pip(user.get("pip"))
+    if pip and (uv or uv_project):
+        raise _wrong("uv", user["uv"], "either pip or uv, not both")
     return RuntimeEnv(
         env_vars=_env_vars(user.get("env_vars")),
-        pip=_pip(user.get("pip")),
+        pip=pip,
+        uv=uv,
+        uv_project=uv_project,
+        setup=_setup(user.get("setup")),
+        worker_process_setup=_process_setup(user.get("worker_process_setup")),
         preload=_preload(user.get("preload")),
-        working_dir=None if working_dir is None else _working_dir(working_dir, upload),
-        py_modules=_py_modules(user.get("py_modules"), upload),
+        working_dir=None if working_dir is None else _working_dir(working_dir, upload, excluded),
+        py_modules=_py_modules(user.get("py_modules"), upload, excluded),
         kernels=kernel_specs(user.get("kernels")),
     )
 
@@ -113,17 +141,64 @@ def _env_vars(value: Any) -> dict[str, str]:
     return checked
 
 
-def _pip(value: Any) -> tuple[str, ...]:
+def _pip(value: Any, key: str = "pip") -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, (str, Path)):
         path = Path(value).expanduser()
         if not path.is_file():
-            raise _wrong("pip", str(value), "a list of requirements, or the path of a file of them")
+            raise _wrong(key, str(value), "a list of requirements, or the path of a file of them")
         value = path.read_text().splitlines()
-    lines = _texts("pip", value, "a list of requirements such as ['numpy>=2']")
+    lines = _texts(key, value, "a list of requirements such as ['numpy>=2']")
     requirements = (line.partition(" #")[0].strip() for line in lines)
     return tuple(line for line in requirements if line and not line.startswith("#"))
+
+
+def _uv(value: Any, upload: Upload) -> tuple[tuple[str, ...], str | None]:
+    """Return requirement lines, or the hash of the uploaded files of a project."""
+    if not isinstance(value, (str, Path)):
+        return _pip(value, "uv"), None
+    path = Path(value).expanduser()
+    if path.name in PROJECT_FILES:
+        path = path.parent
+    if not path.is_dir():
+        return _pip(value, "uv"), None
+    if not (path / PROJECT_FILES[0]).is_file():
+        raise _wrong(
+            "uv", str(value), "a folder with a pyproject.toml, and its uv.lock if it has one"
+        )
+    return (), _uploaded(pack_files(path, PROJECT_FILES), upload)
+
+
+def _setup(value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise _wrong("setup", value, "a shell command such as 'python -m nltk.downloader punkt'")
+    return value
+
+
+def _process_setup(value: Any) -> str:
+    if value is None:
+        return ""
+    key, expected = "worker_process_setup", "a function without arguments, or 'module:function'"
+    if isinstance(value, str):
+        if not _FUNCTION.fullmatch(value):
+            raise _wrong(key, value, expected)
+        return value
+    if not callable(value):
+        raise _wrong(key, value, expected)
+    try:
+        pickled = cloudpickle.dumps(value)
+    except Exception as error:
+        raise _wrong(key, value, f"a function that pickles ({error})") from None
+    if len(pickled) > _MAX_FUNCTION_BYTES:
+        raise _wrong(
+            key,
+            value,
+            f"a function of at most {_MAX_FUNCTION_BYTES >> 10} KiB with what it refers to",
+        )
+    return PICKLED + base64.b64encode(pickled).decode()
 
 
 def _preload(value: Any) -> tuple[str, ...]:
@@ -146,7 +221,7 @@ def _texts(key: str, value: Any, expected: str) -> tuple[str, ...]:
     return checked
 
 
-def _working_dir(value: Any, upload: Upload) -> str:
+def _working_dir(value: Any, upload: Upload, excludes: tuple[str, ...]) -> str:
     if isinstance(value, str) and _HASH.fullmatch(value):
         return value
     if not isinstance(value, (str, Path)):
@@ -154,18 +229,18 @@ def _working_dir(value: Any, upload: Upload) -> str:
     path = Path(value).expanduser()
     if not (path.is_dir() or path.suffix == ".zip"):
         raise _wrong("working_dir", str(value), "the path of a folder that exists")
-    return _uploaded(pack(path), upload)
+    return _uploaded(pack(path, excludes=excludes), upload)
 
 
-def _py_modules(value: Any, upload: Upload) -> tuple[str, ...]:
+def _py_modules(value: Any, upload: Upload, excludes: tuple[str, ...]) -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, (str, bytes, Path)) or not hasattr(value, "__iter__"):
         raise _wrong("py_modules", value, "a list of folders, files or modules")
-    return tuple(_py_module(each, upload) for each in value)
+    return tuple(_py_module(each, upload, excludes) for each in value)
 
 
-def _py_module(value: Any, upload: Upload) -> str:
+def _py_module(value: Any, upload: Upload, excludes: tuple[str, ...]) -> str:
     if isinstance(value, str) and _HASH.fullmatch(value):
         return value
     if isinstance(value, ModuleType):
@@ -176,7 +251,8 @@ def _py_module(value: Any, upload: Upload) -> str:
     if not path.exists():
         raise _wrong("py_modules", str(value), "a path that exists")
     # A folder stays a package of its name: its parent goes on sys.path.
-    return _uploaded(pack(path, inside=path.resolve().name if path.is_dir() else ""), upload)
+    inside = path.resolve().name if path.is_dir() else ""
+    return _uploaded(pack(path, inside=inside, excludes=excludes), upload)
 
 
 def _source_of(module: ModuleType) -> Path:

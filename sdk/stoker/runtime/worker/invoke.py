@@ -34,6 +34,7 @@ from stoker.runtime.serialization.exceptions import decode_error, encode_error, 
 from stoker.runtime.serialization.pickling import collected_refs, pack, unpack
 from stoker.runtime.tasks.streams import AHEAD
 from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
+from stoker.runtime.worker.process_setup import ProcessSetup
 from stoker_wire.ids import return_id
 from stoker_wire.messages.data import Call, Failed, Item, Location, Ref, Result
 
@@ -84,6 +85,7 @@ class Invoker:
         self._calls = calls
         self._cancellation = cancellation
         self._send_item = send_item
+        self._process_setup = ProcessSetup()
         self._pid = os.getpid()
 
     def _actor_id(self) -> str:
@@ -132,6 +134,8 @@ class Invoker:
 
     def load_function(self, digest: str, blob: bytes = b"") -> Callable[..., Any]:
         """Return a function (or class) by its hash; fetch it from the gcs the first time, if need be."""
+        if hook := self._job.worker_process_setup:
+            self._process_setup.ensure(hook)
         cache = self.functions
         function = cache.get(digest)
         if function is None:

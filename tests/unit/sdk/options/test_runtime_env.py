@@ -116,3 +116,45 @@ def test_a_wrong_runtime_env_is_named_with_its_fix(
 ) -> None:
     with pytest.raises(error, match=message):
         make_runtime_env(env, no_upload)  # type: ignore[arg-type]
+
+
+def test_excludes_and_virtual_environments_are_left_out(tmp_path: Path) -> None:
+    uploaded: list[Package] = []
+    files = {
+        "a.py": "",
+        "data/x": "",
+        "deep/big.bin": "",
+        "env/pyvenv.cfg": "",
+        "env/bin/python": "",
+    }
+    project = write(tmp_path / "project", files)
+    env = {"working_dir": project, "excludes": ["/data", "*.bin"]}
+    make_runtime_env(env, uploaded.append)
+    assert names(uploaded[0]) == ["a.py"]
+
+
+def test_a_uv_project_travels_as_its_two_files(tmp_path: Path) -> None:
+    uploaded: list[Package] = []
+    files = {"pyproject.toml": "", "uv.lock": "", "secret.py": ""}
+    project = write(tmp_path / "project", files)
+    env = make_runtime_env({"uv": project / "uv.lock"}, uploaded.append)
+    assert names(uploaded[0]) == ["pyproject.toml", "uv.lock"]
+    assert env.uv_project == uploaded[0].hash and env.uv == ()
+    assert make_runtime_env({"uv": ["numpy"]}, no_upload).uv == ("numpy",)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"uv": "no/such/folder"}, "runtime_env.uv"),
+        ({"uv": ["a"], "pip": ["b"]}, "runtime_env.uv"),
+        ({"excludes": "data/"}, "runtime_env.excludes"),
+        ({"setup": " "}, "runtime_env.setup"),
+        ({"worker_process_setup": "module.function"}, "runtime_env.worker_process_setup"),
+        ({"worker_process_setup": 3}, "runtime_env.worker_process_setup"),
+    ],
+)
+def test_what_cannot_be_installed_names_its_field(given: dict[str, object], field: str) -> None:
+    with pytest.raises(BadRequestError) as failure:
+        make_runtime_env(given, no_upload)
+    assert failure.value.field == field

@@ -16,7 +16,9 @@ from stoker.ray.runtime_env import RuntimeEnv, mapped_env
     [
         (None, None),
         ({}, None),
-        ({"uv": ["numpy"]}, {"pip": ["numpy"]}),
+        ({"uv": ["numpy"]}, {"uv": ["numpy"]}),
+        ({"worker_process_setup_hook": "a.b.f"}, {"worker_process_setup": "a.b:f"}),
+        ({"excludes": ["data/"]}, {"excludes": ["data/"]}),
         (
             {"pip": {"packages": ["numpy"]}, "env_vars": {"A": "1"}},
             {"pip": ["numpy"], "env_vars": {"A": "1"}},
