@@ -21,6 +21,7 @@ LIBRARIES = {
     "joblib": ("joblib>=1.5", "scikit-learn>=1.6", "pandas"),
     "dask": ("dask[array,dataframe]>=2025.1",),
     "optuna": ("optuna>=4",),
+    "notebook": ("ipykernel>=6.29", "jupyter_client>=8"),
 }
 """What is installed beside Stoker for ``test_NAME.py``."""
 TOOLS = ("pytest>=8.3", "pytest-asyncio>=0.25", "pytest-timeout>=2.3", "psutil>=6.1")
