@@ -23,6 +23,7 @@ LIBRARIES = {
     "optuna": ("optuna>=4",),
     "airflow": ("apache-airflow>=3", "apache-airflow-providers-http>=5"),
     "ray": ("ray[default]==2.60.*",),
+    "notebook": ("ipykernel>=6.29", "jupyter_client>=8"),
 }
 """What is installed beside Stoker for ``test_NAME.py``."""
 TOOLS = ("pytest>=8.3", "pytest-asyncio>=0.25", "pytest-timeout>=2.3", "psutil>=6.1")

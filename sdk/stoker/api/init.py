@@ -20,6 +20,7 @@ from stoker.local.node_options import checked_node_options, checked_port
 from stoker.runtime.current import maybe_runtime, set_runtime
 from stoker.runtime.process.current_runtime import LIFECYCLE
 from stoker.runtime.process.identity import LocalNode
+from stoker.runtime.process.notebook import html_table, is_interactive
 from stoker_wire.ids import Prefix, new_id
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ class ClusterInfo(NamedTuple):
     def __repr__(self) -> str:
         return f"ClusterInfo(address={self.address!r}, job_id={self.job_id!r})"
 
+    def _repr_html_(self) -> str:
+        rows = {"address": self.address, "job": self.job_id, "namespace": self.namespace}
+        return html_table("Stoker", rows)
+
 
 def init(
     address: str | None = None,
@@ -108,15 +113,27 @@ def init(
     (``stoker queue list``), with ``priority`` added to its own. Raises UnavailableError where a
     cluster's scheduler cannot be reached. In ``local_mode`` tasks and actors run in this process, one after
     another, when they are called: for debuggers and tests.
+
+    A second call is a ConflictError, unless ``ignore_reinit_error`` is set. In a notebook it prints what
+    this process is connected to, unless it names another cluster; a local cluster that died is replaced.
     """
     with LIFECYCLE.lock:
         if (current := maybe_runtime()) is not None:
             if ignore_reinit_error:
                 return _info_of(current)
-            raise ConflictError(
-                "stoker.init() was called already in this process\n"
-                "call stoker.shutdown() first, or pass ignore_reinit_error=True"
-            )
+            if not _is_cell_again(current, address):
+                raise ConflictError(
+                    "stoker.init() was called already in this process\n"
+                    "call stoker.shutdown() first, or pass ignore_reinit_error=True"
+                )
+            if LIFECYCLE.cluster is None or LIFECYCLE.cluster.is_alive():
+                info = _info_of(current)
+                sys.stdout.write(
+                    f"Stoker is connected to {info.address} already, as job {info.job_id} "
+                    "(for other options call stoker.shutdown() first)\n"
+                )
+                return info
+            _leave(exits=False)  # its cluster died: start another
         address = None if address == LOCAL else address or os.environ.get("STOKER_ADDRESS") or None
         node_options = {
             "num_cpus": num_cpus,
@@ -140,6 +157,15 @@ def init(
                 field=given[0],
             )
         return _init_remote(address, token, driver_options)
+
+
+def _is_cell_again(current: Runtime, address: str | None) -> bool:
+    """Return whether a notebook's cell with ``init()`` runs again, for the cluster that there is."""
+    if not is_interactive():
+        return False
+    if address == LOCAL:
+        return LIFECYCLE.cluster is not None
+    return address in (None, AUTO, current.identity.gcs_url)
 
 
 class _DriverOptions(NamedTuple):
