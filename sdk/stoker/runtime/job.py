@@ -126,7 +126,7 @@ class JobContext:
 
     @property
     def worker_process_setup(self) -> str:
-        """What this worker runs before its first call, as in ``RuntimeEnv``; "" for nothing."""
+        """Code that this worker runs before its first call, as in ``RuntimeEnv``; "" for nothing."""
         return self._lease_env.worker_process_setup if self._lease_env is not None else ""
 
     def uploaded_env(self, user: Any) -> RuntimeEnv:

@@ -29,9 +29,9 @@ from stoker.runtime.worker.actor_exit import (
     self_exit_reason,
     system_exit_reason,
 )
+from stoker.runtime.worker.actor_state.saved_state import SavedState
+from stoker.runtime.worker.actor_state.state_saver import StateSaver
 from stoker.runtime.worker.event_loops import ConcurrencyGroupLoop, run_loop, start_thread
-from stoker.runtime.worker.saved_state import SavedState
-from stoker.runtime.worker.state_saver import StateSaver
 from stoker_wire.data.frames import FrameCodec
 from stoker_wire.errors import FencedError
 from stoker_wire.messages.common import ErrorInfo

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.pending import PendingCalls
     from stoker.runtime.worker.actor_exit import ActorExit
+    from stoker.runtime.worker.actor_state.state_saver import StateSaver
     from stoker.runtime.worker.blocking import WorkerWaits
-    from stoker.runtime.worker.state_saver import StateSaver
     from stoker_wire.data.channel import Channel
     from stoker_wire.messages.cluster import ActorSpec, Lease
     from stoker_wire.messages.common import Address, RuntimeEnv

@@ -19,7 +19,7 @@ from stoker_wire.messages.common import PICKLED
 
 
 class ProcessSetup:
-    """What this process has run of it."""
+    """The hooks that this process has run, each once."""
 
     def __init__(self) -> None:
         self._results: dict[str, str] = {}

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.exceptions import ObjectLostError
 from stoker.runtime.worker import saved_state
-from stoker.runtime.worker.saved_state import SavedState
+from stoker.runtime.worker.actor_state.saved_state import SavedState
 from stoker_wire.errors import (
     DeadlineExceededError,
     NodeDiedError,

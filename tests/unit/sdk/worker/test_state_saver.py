@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stoker.runtime.worker.state_saver import StateSaver
+from stoker.runtime.worker.actor_state.state_saver import StateSaver
 from stoker_wire.errors import FencedError, UnavailableError
 from tests.services import until
 
@@ -146,7 +146,9 @@ def test_pauses_grow_while_the_gcs_is_away_and_a_durable_call_waits_for_it(
     interval_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 0.0
-    monkeypatch.setattr("stoker.runtime.worker.state_saver.time.monotonic", lambda: now_s)
+    monkeypatch.setattr(
+        "stoker.runtime.worker.actor_state.state_saver.time.monotonic", lambda: now_s
+    )
     saved = Saved()
     saver = saver_of(saved, interval_s)
     if not interval_s:

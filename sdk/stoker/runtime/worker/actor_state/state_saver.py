@@ -22,7 +22,7 @@ from stoker_wire.errors import DeadlineExceededError, FencedError, UnavailableEr
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stoker.runtime.worker.saved_state import SavedState
+    from stoker.runtime.worker.actor_state.saved_state import SavedState
 
 _PAUSE_S = (30.0, 600.0)
 """The shortest pause after a state that could not be stored, doubled each time, and the longest."""
