@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -23,9 +24,17 @@ class ProcessSetup:
 
     def __init__(self) -> None:
         self._results: dict[str, str] = {}
+        self._lock = threading.RLock()  # no call of another thread begins before it has run
 
     def ensure(self, hook: str) -> None:
         """Run ``hook`` unless it has run here; RuntimeEnvSetupError if it failed."""
+        with self._lock:
+            self._run_once(hook)
+        if why := self._results[hook]:
+            name = "a function" if hook.startswith(PICKLED) else hook
+            raise RuntimeEnvSetupError(f"runtime_env.worker_process_setup: {name} failed\n{why}")
+
+    def _run_once(self, hook: str) -> None:
         if hook not in self._results:
             self._results[hook] = ""
             try:
@@ -33,9 +42,6 @@ class ProcessSetup:
             except Exception as error:
                 lines = traceback.format_exception(error)
                 self._results[hook] = f"{type(error).__name__}: {error}\n{''.join(lines).rstrip()}"
-        if why := self._results[hook]:
-            name = "a function" if hook.startswith(PICKLED) else hook
-            raise RuntimeEnvSetupError(f"runtime_env.worker_process_setup: {name} failed\n{why}")
 
 
 def _load(hook: str) -> Callable[[], Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stoker.exceptions import ObjectLostError
-from stoker.runtime.worker import saved_state
+from stoker.runtime.worker.actor_state import saved_state
 from stoker.runtime.worker.actor_state.saved_state import SavedState
 from stoker_wire.errors import (
     DeadlineExceededError,
