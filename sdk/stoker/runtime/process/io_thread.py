@@ -118,12 +118,18 @@ class IoThread:
 
     def stop(self) -> None:
         """End the thread and close its loop."""
-        # Not in this turn: connections that were closed in it are let go in the next one.
-        self.loop.call_soon_threadsafe(self.loop.call_soon, self.loop.stop)
+        self.loop.call_soon_threadsafe(self._end)
         if self._thread is not None:
             self._thread.join(_JOIN_S)
         if not self.loop.is_running():
             self.loop.close()
+
+    def _end(self) -> None:
+        """Cancel what others have left on the loop, as ``asyncio.run`` does, and stop it."""
+        for task in asyncio.all_tasks():
+            task.cancel()
+        # Not in this turn: what was cancelled, and connections that were closed, end in the next one.
+        self.loop.call_soon(self.loop.call_soon, self.loop.stop)
 
     def is_current(self) -> bool:
         """Return whether the caller is this thread, or has taken its place: it must not block."""
