@@ -113,18 +113,24 @@ class TaskHistory:
             await asyncio.sleep(_LOOK_S)
 
     async def _later(self, open_: dict[tuple[str, int], int]) -> AsyncIterator[TaskRecord]:
-        """Yield those of some attempts that are in a later state; those that have ended leave the table."""
-        task_ids = list({task_id for task_id, _ in open_})
-        for first in range(0, len(task_ids), _LOOKED_UP):
-            where = {"task_id": tuple(task_ids[first : first + _LOOKED_UP])}
-            for row in await self._state.store.select(schema.TASKS, where):
-                key, rank = (row["task_id"], row["attempt"]), row["rank"]
-                known = open_.get(key)
-                if known is not None and rank > known:
-                    open_[key] = rank
+        """Yield those of some attempts that are in a later state; forget those that have ended, or left."""
+        keys = list(open_)
+        for first in range(0, len(keys), _LOOKED_UP):
+            looked_up = keys[first : first + _LOOKED_UP]
+            where = {"task_id": tuple({task_id for task_id, _ in looked_up})}
+            rows = {
+                (row["task_id"], row["attempt"]): row
+                for row in await self._state.store.select(schema.TASKS, where)
+            }
+            for key in looked_up:
+                row = rows.get(key)
+                known = open_.pop(key)
+                if row is None:
+                    continue
+                if row["rank"] > known:
                     yield task_of(row)
-                if rank >= _ENDED_RANK:
-                    open_.pop(key, None)
+                if row["rank"] < _ENDED_RANK:
+                    open_[key] = row["rank"]
 
     async def attempts(self, task_id: str) -> list[TaskRecord]:
         """Return all attempts of a task, oldest first; NotFoundError if none was reported."""

@@ -78,7 +78,7 @@ class Gateway:
         self._connections = Connections(settings.unproven_connections, settings.unproven_s)
         self._background = Background("gateway")
         self._joints: set[Joint | Exchange] = set()
-        self._callers = Callers(gcs_url)
+        self._callers = Callers(gcs_url, self._reached_as)
         self._port = Port(
             "the gateway", lambda: Door(self._connections, self._on_request), self._tls
         )

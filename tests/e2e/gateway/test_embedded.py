@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 import psutil
@@ -85,3 +88,21 @@ def test_a_driver_joins_by_it(cluster: LocalCluster) -> None:
     with driver(cluster, script, STOKER_ADDRESS=cluster.info.gateway_url) as process:
         out, err = process.communicate(timeout=WAIT_S)
     assert out.splitlines()[-1:] == ["True 42"], err
+
+
+def test_a_function_is_called_at_its_address(cluster: LocalCluster) -> None:
+    script = """
+        import sys, stoker
+        from stoker.runtime.net.http import HttpClient
+        stoker.init()
+        stoker.register(lambda x: x * x, "square")
+        client = HttpClient(sys.argv[1], token=sys.argv[2])
+        body = {"function": "square", "args": [4]}
+        print(client.call("POST", "/v1/calls", body, reply=bytes).decode())
+    """
+    words = [sys.executable, "-c", textwrap.dedent(script), cluster.info.gateway_url, TOKEN]
+    own = {"STOKER_ADDRESS": cluster.info.gcs_url, "STOKER_TOKEN": TOKEN}
+    done = subprocess.run(
+        words, env={**os.environ, **own}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == ['{"result":16}'], done.stderr

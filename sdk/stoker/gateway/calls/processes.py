@@ -18,6 +18,7 @@ from stoker.gateway.relay import Held
 from stoker_wire.errors import StokerError, UnavailableError, error_for
 from stoker_wire.http.auth import SECRETS
 from stoker_wire.http.gateway.calls import CALLS_PATH, REFS_PATH
+from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
     from stoker.gateway.admission import Pass
@@ -66,8 +67,10 @@ class _Caller:
 class Callers:
     """The callers, by token."""
 
-    def __init__(self, gcs_url: str) -> None:
+    def __init__(self, gcs_url: str, host: str) -> None:
         self._gcs_url = gcs_url
+        self._host = host
+        self._background = Background("callers")
         self._callers: dict[str, _Caller] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -92,9 +95,6 @@ class Callers:
         raise UnavailableError("the process that makes this token's calls ended\ntry again")
 
     async def _start(self, token: str, by: Pass) -> _Caller:
-        for known, other in list(self._callers.items()):
-            if other.process.returncode is not None:
-                await self._end(known, other)
         if len(self._callers) >= MAX_CALLERS:
             raise UnavailableError(
                 f"{MAX_CALLERS} tokens make calls at this gateway\n"
@@ -104,6 +104,7 @@ class Callers:
             gcs_url=self._gcs_url,
             token=token,
             user=by.sender,
+            host=self._host,
             folder=tempfile.mkdtemp(prefix="stoker-calls-"),
         )
         environ = {name: text for name, text in os.environ.items() if name not in SECRETS}
@@ -122,6 +123,7 @@ class Callers:
             caller.forget()
             raise
         self._callers[token] = caller
+        self._background.spawn(self._until_ended(token, caller), name="caller")
         _log.info("a caller of %s started, pid %d", by.owner, process.pid)
         return caller
 
@@ -145,22 +147,26 @@ class Callers:
             error = error_for(refusal.code, refusal.message)
         raise error
 
-    async def _end(self, token: str, caller: _Caller) -> None:
-        """Wait for the end of a caller that has ended, or is about to."""
+    async def _until_ended(self, token: str, caller: _Caller) -> None:
+        """Forget a caller once it has ended, for whatever reason."""
+        await caller.process.wait()
         if self._callers.get(token) is caller:
             del self._callers[token]
+        caller.forget()
+
+    async def _end(self, token: str, caller: _Caller) -> None:
+        """Have a caller end in order, and wait until it has."""
         if caller.process.stdin is not None:
             caller.process.stdin.close()
         try:
             await asyncio.wait_for(caller.process.wait(), _STOP_S)
         except TimeoutError:
             caller.abort()
-            await caller.process.wait()
-        caller.forget()
+        await self._until_ended(token, caller)
 
     async def close(self) -> None:
         """End all of them in order."""
-        callers, self._callers = self._callers, {}
         async with asyncio.TaskGroup() as group:
-            for token, caller in callers.items():
+            for token, caller in self._callers.items():
                 group.create_task(self._end(token, caller))
+        await self._background.close()

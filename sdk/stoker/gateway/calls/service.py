@@ -85,6 +85,7 @@ class CallerService:
         self._service = Service("gateway", settings, token=spec.token, authority=self._authority)
         self._service.add_routes(ROUTES, self._caller)
         await self._service.start(None, unix_path=spec.socket_path)
+        self._service.guard.listens_on(spec.host)  # requests come as they came to the gateway
         self._service.ready()
 
     def stop(self) -> None:

@@ -15,6 +15,8 @@ class CallerSpec(msgspec.Struct, frozen=True, kw_only=True):
     gcs_url: str
     token: str
     user: Whoami
+    host: str
+    """The gateway's own, by which its clients name it."""
     folder: str
     """Where its socket is; it removes this folder at its end."""
 

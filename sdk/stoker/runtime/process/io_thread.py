@@ -231,9 +231,7 @@ class IoThread:
         """Wake the loop thread to take what other threads left (one wake-up per batch)."""
         if not self._wake_scheduled:
             self._wake_scheduled = True
-            if (
-                threading.current_thread() is self._thread
-            ):  # it does not sleep, and need not be woken
+            if threading.current_thread() is self._thread:  # awake: no byte need be sent
                 self.loop.call_soon(self.flush)
             else:
                 self.loop.call_soon_threadsafe(self.flush)
