@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
         "--size",
         action="append",
         default=[],
-        type=_size,
+        type=parse_size,
         metavar="NAME=N",
         help="instead of the ops' own",
     )
@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def _size(text: str) -> tuple[str, int]:
+def parse_size(text: str) -> tuple[str, int]:
     """Parse ``seq_len=16384`` as a pair."""
     name, _, number = text.partition("=")
     if not name or not number.isdecimal():

@@ -10,24 +10,30 @@ import argparse
 import json
 import sys
 import zlib
-from collections.abc import Container
-from typing import Any, cast
+from typing import NamedTuple
 
-from benchmarks.kernels.__main__ import _size
+from benchmarks.kernels.__main__ import parse_size
 from benchmarks.kernels.timing import device_name
 from stoker_kernels.measuring import measure_candidates
 from stoker_kernels.workloads import workloads
 
 
-class _Others:
-    """The candidates of the other shares."""
+class Share(NamedTuple):
+    """Every ``count``-th candidate; it contains the identities of all others, which are skipped."""
 
-    def __init__(self, share: str) -> None:
-        number, _, count = share.partition("/")
-        self.number, self.count = int(number), int(count)
+    number: int
+    count: int
 
     def __contains__(self, identity: object) -> bool:
-        return zlib.crc32(str(identity).encode()) % self.count != self.number % self.count
+        return zlib.crc32(str(identity).encode()) % self.count != self.number
+
+
+def _share(text: str) -> Share:
+    """Parse ``2/8``."""
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected I/N with I below N, for example 0/8")
+    return Share(int(number), int(count))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,19 +44,23 @@ def main(argv: list[str] | None = None) -> int:
     made.add_argument("op", choices=workloads())
     made.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     made.add_argument("--device", choices=("cuda", "cpu"), default=device_name())
-    made.add_argument("--size", action="append", default=[], type=_size, metavar="NAME=N")
+    made.add_argument("--size", action="append", default=[], type=parse_size, metavar="NAME=N")
     made.add_argument("--seconds", type=float, default=60.0, help="for everything (60)")
-    made.add_argument("--share", default="0/1", metavar="I/N", help="every Nth candidate")
+    made.add_argument(
+        "--share", type=_share, default=Share(0, 1), metavar="I/N", help="every Nth candidate"
+    )
     options = made.parse_args(argv)
-    others: Container[str] = _Others(options.share)
     trials = measure_candidates(
         options.op, options.dtype, dict(options.size), device=options.device,
-        time_limit_s=options.seconds, skip=cast("Any", others),
+        time_limit_s=options.seconds, skip=options.share,
     )  # fmt: skip
-    for trial in trials:
-        if trial.state != "begun":
-            told = {"ms": round(trial.seconds * 1e3, 4)} if trial.seconds else {"is": trial.note}
-            print(json.dumps({"kernel": trial.kernel, **trial.config, **told}), flush=True)
+    try:
+        for trial in trials:
+            if trial.state != "begun":
+                told = {"ms": trial.seconds * 1e3} if trial.seconds else {"is": trial.note}
+                print(json.dumps({"kernel": trial.kernel, **trial.config, **told}), flush=True)
+    except ValueError as error:
+        made.error(str(error))
     return 0
 
 

@@ -18,7 +18,7 @@ from stoker_kernels import tuning
 from stoker_kernels.workloads import workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from stoker_kernels.tuning import Config, Question
 
@@ -61,7 +61,7 @@ def measure_candidates(
     *,
     device: str = "cuda",
     time_limit_s: float = 300.0,
-    skip: Collection[str] = (),
+    skip: Container[str] = (),
 ) -> Iterator[Trial]:
     """Measure the candidates of every choice that one step of ``op`` makes, the launcher's own first.
 
@@ -94,7 +94,7 @@ def _of_question(
     expected: list[torch.Tensor],
     deadline_s: float,
     device: str,
-    skip: Collection[str],
+    skip: Container[str],
 ) -> Iterator[Trial]:
     candidates = _candidates(question)
     for number, config in enumerate(candidates, 1):

@@ -107,9 +107,10 @@ def test_an_unknown_op_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_runs_on_a_gpu_machine_is_there_and_comes_in_order_of_worth(tmp_path: Path) -> None:
     sections = runpy.run_path(str(ON_GPU))["sections"]
     found = sections(tmp_path, dry=False, cluster=True)
-    assert [name for name, *_ in found][:3] == ["machine", "tests", "attention"]
+    names = [name for name, *_ in found]
+    assert names[:4] == ["machine", "tests", "cluster tests", "attention"]
     for _, most_s, command in found:
-        assert 0 < most_s <= 150
+        assert 0 < most_s <= 260
         if command[:2] == ["-m", "benchmarks.kernels"]:
             asked = parser().parse_args(command[2:])
             assert asked.ops and set(asked.ops) <= set(workloads())

@@ -18,13 +18,12 @@ if TYPE_CHECKING:
     from stoker.launch import LocalCluster
 
 PROGRAM = """
-    import pathlib, stoker, time
+    import stoker, time
     stoker.init(queue="team")
-    runs = pathlib.Path("{runs}")
 
     @stoker.remote(num_cpus=3)
     def late():
-        runs.touch()
+        yield "it has its lease"
         time.sleep(1000)
 
     @stoker.remote(num_cpus=2)
@@ -32,8 +31,7 @@ PROGRAM = """
         return 1
 
     held = late.remote()
-    while not runs.exists():
-        time.sleep(0.05)
+    assert stoker.wait([held], timeout=60)[0], "late does not start"
     waits = behind.remote()
     for _ in range(20):
         try:
@@ -55,10 +53,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="module")
-def told(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def told(cluster: LocalCluster) -> Iterator[str]:
     """What a get said that ran out of time, while the task that it waits for still waits."""
-    runs = tmp_path_factory.mktemp("runs") / "late"
-    with driver(cluster, PROGRAM.replace("{runs}", str(runs))) as process:
+    with driver(cluster, PROGRAM) as process:
         yield line_of(process, "told")
 
 

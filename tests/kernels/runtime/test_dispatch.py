@@ -208,12 +208,3 @@ def test_inference_and_autocast(backend: str) -> None:
         hidden = torch.nn.functional.linear(x, torch.randn(32, 32))
         assert rms_norm(hidden, w).dtype == torch.bfloat16
         assert cross_entropy(hidden, torch.tensor([0, 1])).dtype == torch.float32
-
-
-def test_torch_compile_traces_the_choice_of_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STOKER_KERNELS_BACKEND", "triton")
-    monkeypatch.setattr("stoker_kernels.runtime.backend.HAS_TRITON", True)
-    chosen = torch.compile(
-        lambda x: x + 1 if backend_for(x) is Backend.TRITON else x, backend="eager", fullgraph=True
-    )
-    assert chosen(torch.zeros(2)).tolist() == [1.0, 1.0]

@@ -73,6 +73,21 @@ def test_databases_and_this_process_are_heard_too(quiet: Quiet, tmp_path: Path) 
     assert "duplicate key" in database
 
 
+def test_what_a_shared_server_said_before_a_module_is_not_the_module_s(
+    quiet: Quiet, tmp_path: Path
+) -> None:
+    log = tmp_path / "stoker-pg-1" / "server.log"
+    log.parent.mkdir()
+    log.write_text("2026 UTC [1] FATAL:  for another\n")
+    quiet.join(log)
+    assert quiet.unexpected(log) == []
+    with log.open("a") as file:
+        file.write("2026 UTC [1] FATAL:  for this one\n")
+    quiet.join(log)  # of the module's next test
+    (found,) = quiet.unexpected(log)
+    assert "for this one" in found
+
+
 def test_a_test_that_is_over_is_not_read_again(quiet: Quiet, tmp_path: Path) -> None:
     quiet.finish(tmp_path / "s")
     say(tmp_path, "head.log", line("error", "late"))

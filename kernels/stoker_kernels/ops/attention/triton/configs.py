@@ -54,8 +54,8 @@ def config(
 ) -> Config:
     """Choose tiles so that no kernel spills a register, which the code generation tests assert.
 
-    Hopper's backward tiles without dropout, D = 64 and 128, are the fastest measured on an H200
-    (docs/perf/kernels.md); the others follow from registers and shared memory.
+    Hopper's backward tiles without dropout, D = 64 and 128, are of the fastest measured on an H200
+    that spill nothing (docs/perf/kernels.md); the others follow from registers and shared memory.
     fp32 products run on the CUDA cores and need small tiles for that. The interpreter's tiles are
     unequal on purpose.
     """
