@@ -41,7 +41,7 @@ services: env
 demo: env  ## train a small model on a local cluster
 	@$(PY) examples/demo.py
 
-test: services  ## run every test that needs no GPU (about 17 minutes on 2 cores)
+test: services  ## run every test that needs no GPU (about 25 minutes on 2 cores)
 	@$(PY) -m tests.machine
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 

@@ -52,8 +52,10 @@ _FINISH_S = 5.0
 _RECONNECT_S = 0.3
 _SESSION_SILENCE_S = 4.0
 """After so long without a word from the gcs its session is opened anew, perhaps at another replica."""
-_LAST_LINES_S = 15.0
-"""How long the end of a driver waits for the last output of its workers."""
+_LAST_LINES_S = 60.0
+"""How long the end of a driver waits for the last output of its workers, as long as it comes."""
+_LAST_LINES_SILENCE_S = 15.0
+"""How long it waits for the next line."""
 _SILENCE_S = 3600.0
 _MAX_UNPRINTED_LINES = 10_000
 
@@ -266,7 +268,7 @@ class Driver:
             if reachable:
                 with contextlib.suppress(StokerError):
                     self._io.run(self._show_last_lines(), _LAST_LINES_S + 1)
-            self._printer.close(_LAST_LINES_S)
+            self._printer.close(_LAST_LINES_SILENCE_S)
         self._unseen.on_job_end()
         if self._submitted or not reachable:
             return  # of a submitted job the exit code of the process says how it ended
@@ -303,19 +305,23 @@ class Driver:
             self._following.cancel()
             await asyncio.wait([self._following])
         failure = ""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
         try:
-            async with asyncio.timeout(_LAST_LINES_S):
+            async with asyncio.timeout(_LAST_LINES_SILENCE_S) as deadline:
                 stream = self._gcs.stream(
                     f"/v1/jobs/{self._job.job_id}/worker-logs",
                     item=LogLine,
                     body=LogCursors(cursors=self._cursors),
-                    silence_s=_LAST_LINES_S,
+                    silence_s=_LAST_LINES_SILENCE_S,
                 )
                 async with aclosing(stream) as lines:
                     async for line in lines:
                         self._show(line)
+                        next_s = loop.time() + _LAST_LINES_SILENCE_S
+                        deadline.reschedule(min(next_s, began_s + _LAST_LINES_S))
         except TimeoutError:
-            failure = f"it had not all come after {_LAST_LINES_S:g} s"
+            failure = f"it had not all come after {loop.time() - began_s:.0f} s"
         except StokerError as error:
             failure = str(error)
         if failure:
