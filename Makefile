@@ -8,7 +8,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 EXTRAS ?= dev,postgres,redis,tls,train
 PY := $(VENV)/bin/python
-TOOL := scripts/tool $(VENV)-tools $(PYTHON)
+TOOL := scripts/tool $(VENV)-tools $(PYTHON) tools
 PYTEST_ARGS ?=
 # Tests also wait, for about half of their time, so two workers for each of two cores. A file stays with one worker, so that its tests share their cluster.
 TEST_WORKERS ?= 4
@@ -27,7 +27,7 @@ export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 # Where it is set, each of a thousand processes compiles all our modules for itself: a cluster starts in 0.9 s, not in 0.5.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env services demo test interop sim fuzz chaos flakes check types format docs lock sbom audit release bench up down pin soak clean
+.PHONY: help env services demo test interop sim fuzz chaos flakes check types format docs site lock sbom audit release bench up down pin soak clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ test: services  ## run every test that needs no GPU (about 25 minutes on 2 cores
 	@$(PY) -m tests.machine
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-interop: env  ## tests with libraries of others (joblib, dask, optuna), each in an environment of its own (INTEROP_ARGS="dask --fresh")
+interop: env  ## tests with libraries of others (joblib, dask, optuna, airflow, ray, notebook, generated_clients, prometheus), each in an environment of its own (INTEROP_ARGS="dask --fresh")
 	@$(PY) -m tests.interop $(INTEROP_ARGS)
 
 sim: env  ## Random worlds under faults: 1,000 x 10,000 events of the scheduler's core, 2,000 of objects, 5,000 clusters (SIM_ARGS="--clusters 100")
@@ -76,6 +76,9 @@ format: env  ## apply the formatter and the safe lint fixes
 
 docs: env  ## write the pages of docs/ that are made of the code
 	@$(PY) scripts/docs.py
+
+site: docs  ## build site/, the documentation as web pages; a warning is an error
+	@NO_MKDOCS_2_WARNING=1 scripts/tool $(VENV)-docs $(PYTHON) docs mkdocs build --strict --quiet
 
 lock:  ## write locks/: exact versions and hashes of what pyproject.toml asks for (LOCK_ARGS="--upgrade-package NAME", --upgrade)
 	@$(TOOL) python scripts/lock.py $(LOCK_ARGS)
@@ -117,4 +120,4 @@ soak: services  ## an hour of mixed load (STOKER_SOAK_S=seconds): prints the slo
 	@STOKER_TEST_SOAK_S=$${STOKER_SOAK_S:-3600} $(PY) -m pytest -q -s -m soak --timeout 3600 $(PYTEST_ARGS)
 
 clean:  ## remove the environment and the caches
-	@rm -rf $(VENV) $(VENV)-interop $(VENV).lock $(VENV)-tools .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(VENV)-interop $(VENV).lock $(VENV)-tools $(VENV)-docs site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -37,6 +37,11 @@ class Api:
         self._token = cluster.token
         self._token_file = Path(cluster.session_dir) / "token"
 
+    @property
+    def token_at(self) -> str:
+        """Where a reader finds the token: its file, or the variable."""
+        return str(self._token_file) if self._token_file.exists() else "$STOKER_TOKEN"
+
     def get(self, path: str) -> Any:
         """Return the JSON that ``GET path`` answers."""
         headers = {"Authorization": f"Bearer {self._token}"}
@@ -155,7 +160,9 @@ def run(address: str, args: argparse.Namespace) -> int:
     api = Api(cluster)
     print(f"cluster: {cluster.address} (HTTP API)")
     print(f"job: {cluster.job_id}; while it runs, ask in another terminal:")
-    print(f"  {api.curl(f'/v1/jobs/{cluster.job_id}')}\n", flush=True)
+    print(f"  {api.curl(f'/v1/jobs/{cluster.job_id}')}")
+    print(f"or watch its curves in a browser, and log in with the token of {api.token_at}:")
+    print(f"  {cluster.address}/#/training/{cluster.job_id}\n", flush=True)
     try:
         metrics = train_gpt.run(train_gpt.config_of(args), args)
     except (train_gpt.TrainingFailed, StokerError) as error:

@@ -142,6 +142,10 @@ class Trainer:
                 if place.rank == 0:
                     report["checkpoint"] = self._checkpoint(step + 1, memories)
             if place.rank == 0:
+                # For the dashboard's view Training, and `stoker train runs`.
+                tokens_per_s = config.batch * config.block / report["step_s"]
+                lr = config.lr_at(step)
+                stoker.train.report(step + 1, loss=loss, tokens_per_s=tokens_per_s, lr=lr)
                 yield report
         validation_loss = self._validate()
         del exchange  # the group ends, with its threads, only where nothing holds it

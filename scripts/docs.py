@@ -1,7 +1,7 @@
-"""Writes the pages of ``docs/`` that are made of the code, for ``make docs``.
+"""Writes what of ``docs/`` and ``deploy/`` is made of the code, for ``make docs``.
 
-``tests/unit/sdk/options/test_options.py``, ``tests/unit/test_roles.py`` and ``tests/unit/test_docs.py`` fail
-when they are not current.
+``tests/unit/sdk/options/test_options.py``, ``tests/unit/test_roles.py``, ``tests/unit/test_docs.py`` and
+``tests/unit/test_monitoring.py`` fail when it is not current.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.gateway.calls.routes import DOCUMENT_ROUTES
+from stoker.gateway.calls.routes import ROUTES as CALL_ROUTES
 from stoker.runtime.options.actor_options import ActorOptions, MethodOptions
 from stoker.runtime.options.documentation import Option, options_of
 from stoker.runtime.options.options import TaskOptions
 from stoker.runtime.options.strategies import NodeAffinity, PlacementGroupSchedulingStrategy
 from stoker_gcs.api.routes import ROUTES as GCS_ROUTES
+from stoker_gcs.dashboard.routes import ROUTES as DASHBOARD_ROUTES
 from stoker_nodelet.api import ROUTES as NODELET_ROUTES
+from stoker_nodelet.profiles.api import ROUTES as PROFILE_ROUTES
 from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
 from stoker_scheduler.api import ROUTES as SCHEDULER_ROUTES
 from stoker_wire.messages.common import Role
@@ -26,9 +30,10 @@ if TYPE_CHECKING:
 OPTIONS = Path(__file__).parents[1] / "docs/options.md"
 ROLES = Path(__file__).parents[1] / "docs/roles.md"
 SERVICE_ROUTES: dict[str, tuple[Route | WebSocketRoute, ...]] = {
-    "gcs": tuple(GCS_ROUTES),
+    "gcs": (*GCS_ROUTES, *DASHBOARD_ROUTES),
     "scheduler": tuple(SCHEDULER_ROUTES),
-    "nodelet": (*NODELET_ROUTES, *TRANSFER_ROUTES),
+    "nodelet": (*NODELET_ROUTES, *PROFILE_ROUTES, *TRANSFER_ROUTES),
+    "gateway": (*CALL_ROUTES, *DOCUMENT_ROUTES),
 }
 _HEAD = """\
 # Options
@@ -38,6 +43,9 @@ _HEAD = """\
 What `@stoker.remote` takes for a function or a class, and `@stoker.method` for a method of a class.
 Each may also be given to `.options(...)`, for some calls or actors only:
 
+<!-- first:
+x = 1
+-->
 ```python
 @stoker.remote(num_cpus=2, max_retries=0)
 def step(x): ...
@@ -64,8 +72,10 @@ other gets 403 with the roles that it needs. The cluster's secret has all roles.
 call, a `user` reaches its own jobs and what these made, and what is in the namespaces of its token; a `job`
 sees what its user does, and changes what is its own; an `admin` reaches all, a `viewer` sees all; with a
 `join` token a machine gets the secret, and nothing else ([SECURITY.md](../SECURITY.md)). Every service
-answers `GET /v1/secret` (the names of its secrets) for services and admins. `/healthz` and `/readyz` take no
-token; nor do `/metrics` and `/openapi.json` on loopback.
+answers `GET /v1/secret` (the names of its secrets) for services and admins. `/healthz`, `/readyz`,
+`/errors/CODE` and what a browser loads of the dashboard take no token; nor do `/metrics` and
+`/openapi.json` on loopback. Elsewhere all roles but `join` may read `/metrics`, which names functions
+and jobs to those alone that see all ([metrics](metrics.md)).
 """
 
 
@@ -125,8 +135,21 @@ def _entry(name: str, option: Option, written: str) -> str:
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+    from scripts import python_api, reference
+    from scripts.alerts import RULES, rules_text
+    from scripts.dashboard import DASHBOARD, dashboard_text
     from scripts.limits import LIMITS, limits_page
+    from scripts.metrics_page import METRICS_PAGE, metrics_page
+    from scripts.operations import OPERATIONS, operations_page
 
     OPTIONS.write_text(options_page())
     ROLES.write_text(roles_page())
     LIMITS.write_text(limits_page())
+    OPERATIONS.write_text(operations_page())
+    METRICS_PAGE.write_text(metrics_page())
+    RULES.write_text(rules_text())
+    DASHBOARD.write_text(dashboard_text())
+    made = {**reference.kept_pages(), **reference.site_pages(), **python_api.pages()}
+    for page, text in made.items():
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text)

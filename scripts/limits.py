@@ -14,6 +14,7 @@ from typing import Any
 import msgspec.inspect as types
 from aiohttp.web_protocol import RequestHandler
 
+from stoker.gateway.calls.routes import ROUTES as CALLS
 from stoker_gcs.api.routes import ROUTES as GCS
 from stoker_gcs.registry.nodes.rules import MAX_AMOUNT
 from stoker_gcs.registry.queues.registry import MAX_QUEUES
@@ -25,6 +26,7 @@ from stoker_scheduler.api import ROUTES as SCHEDULER
 from stoker_wire.constraints.node_filters import MAX_DEPTH
 from stoker_wire.data.frame_socket import MAX_FRAME_NBYTES
 from stoker_wire.data.frames import MAX_BUFFERS
+from stoker_wire.data.piece_lists import MAX_PIECES
 from stoker_wire.data.spool import MAX_FRAME_BYTES
 from stoker_wire.http.codec import EXPLAINED_NBYTES
 from stoker_wire.http.server.connections import RESERVE
@@ -42,6 +44,7 @@ SERVICES: dict[str, tuple[Route | WebSocketRoute, ...]] = {
     "gcs": GCS,
     "scheduler": SCHEDULER,
     "nodelet": NODELET,
+    "gateway": CALLS,
 }
 _HEAD = """\
 # Limits
@@ -277,6 +280,7 @@ def _of_things() -> list[Limit]:
             package,
         ),
         Limit("files of a package", _number(environments._MAX_MEMBERS), "", package),
+        Limit("pieces of a package", _number(MAX_PIECES), "", "400 `bad_request`"),
         *(
             Limit(what, shown(getattr(_DEFAULTS, name)), _setting(name), error)
             for what, name, shown, error in (
@@ -320,8 +324,8 @@ def _of_types() -> str:
             rows.append(f"| `{field.owner}.{field.name}`{part} | {bound} |")
     return (
         "## Members of requests\n\n"
-        "By the type of a body or query, as in `/openapi.json`, or the one that it has the member from (all\n"
-        "lists have those of `ListQuery`). Beyond, the error is 400 `bad_request`.\n"
+        "By the type of a body (as in `/openapi.json`) or a query, or the one that it has the member from\n"
+        "(all lists have those of `ListQuery`). Beyond, the error is 400 `bad_request`.\n"
         "Any other integer has 64 bits; any other text or list is as long as its request may be.\n\n"
         "| member | takes |\n|---|---|\n" + "\n".join(dict.fromkeys(rows)) + "\n"
     )

@@ -2,11 +2,12 @@
 """Writes locks/: what is installed, by exact version and by the hash of every file of it.
 
 One file per set of packages: ``base`` is what Stoker depends on, each extra of pyproject.toml what it adds
-to that, ``build`` what builds Stoker, ``services`` and ``tools`` what the groups of those names list. torch
-has two builds, ``torch-cpu`` and ``torch-cuda``: ``scripts/install`` takes the one that pip can find.
+to that, ``build`` what builds Stoker, ``services``, ``tools`` and ``docs`` what the groups of those names
+list. torch has two builds, ``torch-cpu`` and ``torch-cuda``: ``scripts/install`` takes the one that pip can
+find.
 
-Versions that are locked stay; what is new in pyproject.toml gets the newest. All sets but ``services`` and
-``tools`` are resolved as one, so that any of them fit together in one environment.
+Versions that are locked stay; what is new in pyproject.toml gets the newest. All sets but those of groups are
+resolved as one, so that any of them fit together in one environment.
 
     make lock                                          # after a change of pyproject.toml
     make lock LOCK_ARGS="--upgrade-package aiohttp"    # or --upgrade, for everything
@@ -31,9 +32,10 @@ MEANINGS = {
     "services": "servers for the tests",
     "torch-cpu": "torch's CPU build: the authors' wheel, and any whose hash is added by hand",
     "torch-cuda": "torch as PyPI has it, and the libraries of CUDA",
+    "docs": "what builds the site: make site",
     "tools": "tools of make lock, make sbom and make audit",
 }
-ALONE = {"services": ["--no-deps"], "tools": []}
+ALONE = {"services": ["--no-deps"], "docs": [], "tools": []}
 """Sets that are resolved by themselves, and how."""
 PYTHONS = " ; python_full_version < '3.15' and sys_platform == 'linux'"
 """What holds for every line, since pyproject.toml says so to uv: left out."""

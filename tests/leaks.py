@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from tests.services import until
 
 MARKER = "STOKER_TEST_RUN"
@@ -94,6 +96,14 @@ def _is_held(name: str) -> bool:
     except (OSError, ValueError):
         return not (SHM / name).exists()
     return Path(f"/proc/{pid}").exists()
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _open_files() -> list[str]:

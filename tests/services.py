@@ -2,7 +2,7 @@
 
 Fixtures in conftest.py and fault tests call this. Nothing here is a mock, nothing touches a server
 that the machine already runs, and every server dies with the test process even when that one is
-killed. Run as a program, this prints the name of each server whose binary is missing, which is how
+killed. Run as a program, this prints the name of each program that is missing, which is how
 `make test` knows what to install.
 """
 
@@ -95,6 +95,12 @@ def find_postgres() -> Path | None:
         if all(os.access(path / name, os.X_OK) for name in ("initdb", "postgres"))
     )
     return next(complete, None)
+
+
+def find_chromium() -> Path | None:
+    """The Chromium of the machine."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    return Path(found) if found else None
 
 
 def _dies_with_us(signal_name: str) -> list[str]:
@@ -416,5 +422,9 @@ def _run_in_thread(work: Coroutine[object, object, None]) -> None:
 
 
 if __name__ == "__main__":
-    missing = {"redis": find_redis() is None, "postgres": find_postgres() is None}
+    missing = {
+        "redis": find_redis() is None,
+        "postgres": find_postgres() is None,
+        "chromium": find_chromium() is None,
+    }
     sys.stdout.write(" ".join(name for name, absent in missing.items() if absent))

@@ -14,12 +14,15 @@ from stoker_gcs.controllers.audit import Audit
 from stoker_gcs.controllers.drains import Drains
 from stoker_gcs.controllers.leader_election import LeaderElection
 from stoker_gcs.controllers.objects import ObjectController
+from stoker_gcs.controllers.presence import Presence
 from stoker_gcs.controllers.reconcile import Reconciler
 from stoker_gcs.controllers.retention import Retention, use_step_s
 from stoker_gcs.controllers.schedules import ScheduleController
+from stoker_gcs.controllers.usage import UsageRecorder
 from stoker_gcs.ephemeral.fallback import FallbackEphemeralStore
 from stoker_gcs.explain.explain import Explainer
 from stoker_gcs.explain.id_prefixes import IdFinder
+from stoker_gcs.explain.targets import TargetFinder
 from stoker_gcs.history.past import TimeMachine
 from stoker_gcs.history.snapshots import Snapshots
 from stoker_gcs.history.story import Storyteller
@@ -36,6 +39,7 @@ from stoker_gcs.registry.jobs.driver_tokens import DriverTokens
 from stoker_gcs.registry.jobs.placement import DriverPlacement
 from stoker_gcs.registry.jobs.registry import JobRegistry
 from stoker_gcs.registry.jobs.sessions import DriverSessions
+from stoker_gcs.registry.jobs.training import TrainingRuns
 from stoker_gcs.registry.kv.blobs import Blobs
 from stoker_gcs.registry.kv.registry import KeyValues
 from stoker_gcs.registry.leases import LeaseReleaser
@@ -72,6 +76,7 @@ class GcsApp:
     ephemeral: FallbackEphemeralStore
     nodes: NodeRegistry
     election: LeaderElection
+    presence: Presence
     peers: PeerClients
     kv: KeyValues
     blobs: Blobs
@@ -91,6 +96,7 @@ class GcsApp:
     schedule_controller: ScheduleController
     worker_exits: WorkerExits
     history: TaskHistory
+    training: TrainingRuns
     reconciler: Reconciler
     audit: Audit
     retention: Retention
@@ -99,7 +105,11 @@ class GcsApp:
     storyteller: Storyteller
     explainer: Explainer
     id_finder: IdFinder
+    usage: UsageRecorder
+    targets: TargetFinder
     replica_id: str
+    url: str = ""
+    """The URL at which this replica is reached, once it listens."""
     applied_seq: int = 0
     """The sequence number up to which the views are in step with the log."""
 
@@ -149,6 +159,7 @@ def build_app(
     actors = ActorRegistry(state, jobs, releaser)
     groups = GroupRegistry(state, jobs)
     history = TaskHistory(state, jobs)
+    training = TrainingRuns(state, jobs)
     job_work = JobWork(
         state, peers, actors=actors, groups=groups, releaser=releaser, history=history
     )
@@ -178,16 +189,18 @@ def build_app(
         history=history,
         tokens=people,
     )
+    access, id_finder = Access(state, jobs, people), IdFinder(state, peers)
     return GcsApp(
         state=state,
         ephemeral=ephemeral,
         nodes=nodes,
         election=election,
+        presence=Presence(ephemeral),
         peers=peers,
         kv=KeyValues(state, settings),
         blobs=blobs,
         tokens=people,
-        access=Access(state, jobs, people),
+        access=access,
         jobs=jobs,
         probes=NodeProbes(nodes, settings),
         drains=Drains(state, peers, nodes=nodes, actors=actors, groups=groups),
@@ -204,6 +217,7 @@ def build_app(
         schedule_controller=ScheduleController(state, schedules),
         worker_exits=WorkerExits(state, (actors, jobs)),
         history=history,
+        training=training,
         reconciler=reconciler,
         audit=Audit(state),
         retention=Retention(
@@ -213,6 +227,8 @@ def build_app(
         time_machine=TimeMachine(state, snapshots),
         storyteller=Storyteller(state, history),
         explainer=Explainer(state, peers, jobs=jobs, actors=actors, history=history),
-        id_finder=IdFinder(state, peers),
+        id_finder=id_finder,
+        usage=UsageRecorder(state, peers, nodes),
+        targets=TargetFinder(state, peers, access, history, id_finder),
         replica_id=replica_id,
     )

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from stoker_gcs.api.routes import ROUTES
 from stoker_gcs.app import GcsApp, build_app
-from stoker_gcs.controllers.leader_election import LeaderLoops, run_forever
+from stoker_gcs.controllers.leader_election import GCS, LeaderLoops, run_forever
 from stoker_gcs.controllers.maintenance import Maintenance
+from stoker_gcs.controllers.task_metrics import TaskMetrics
+from stoker_gcs.dashboard.parts import Dashboard
+from stoker_gcs.dashboard.routes import ROUTES as DASHBOARD
 from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
 from stoker_gcs.store.opening import open_store
 from stoker_wire.http.server.service import Service
@@ -22,7 +25,7 @@ from stoker_wire.process.pauses import Pauses
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from stoker_gcs.ephemeral.protocol import EphemeralStore
+    from stoker_gcs.ephemeral.redis import RedisEphemeralStore
     from stoker_gcs.store.protocol import Store
     from stoker_wire.settings import Settings
 
@@ -70,6 +73,7 @@ class Running:
         if self._service.dispatcher.pauses is not None:
             self._service.dispatcher.pauses.stop()
         await self._background.close()
+        self.app.presence.forget(GCS, self.app.replica_id)
         await self._leader_loops.resign()
         if len(self._writers):
             await self.app.state.writer.close(LAST_WRITES_S)
@@ -93,16 +97,15 @@ async def serve(
     background, writers = Background("gcs"), Background("gcs-writers")
     pauses = Pauses() if store.shared else None
     tokens = token if isinstance(token, TokenSigner) else TokenSigner(token)
-    app = build_app(store, _ephemeral_store(redis_url), settings, tokens, background, pauses)
+    redis = _open_redis(redis_url)
+    app = build_app(store, redis or MemoryEphemeralStore(), settings, tokens, background, pauses)
     service = Service("gcs", settings, token=tokens, authority=app.access)
     service.behind = app.sessions.behind
     service.dispatcher.pauses = pauses
     service.add_routes(ROUTES, app)
+    service.add_routes(DASHBOARD, Dashboard(app, service))
     service.dispatcher.on_refused = app.audit.note_refused
     app.tokens.on_revoked = service.dispatcher.end_requests_of
-    maintenance = Maintenance(
-        service.metrics, app.state, nodes=app.nodes, jobs=app.jobs, history=app.history
-    )
     leader_loops = LeaderLoops(
         app.election,
         holder=app.replica_id,
@@ -118,8 +121,20 @@ async def serve(
             "retention": app.retention.run,
             "snapshots": app.snapshots.run,
             "keys": app.kv.sweep,
+            "usage": app.usage.run,
         },
     )
+    maintenance = Maintenance(
+        service,
+        app.state,
+        nodes=app.nodes,
+        jobs=app.jobs,
+        history=app.history,
+        leads=lambda: leader_loops.leads,
+    )
+    if redis is not None:
+        maintenance.show_redis(redis)
+    app.history.on_stored = TaskMetrics(service.metrics, settings.metrics_max_labels).count
     running = Running(service, app, store, background, writers, leader_loops)
 
     def note_secrets() -> None:
@@ -132,6 +147,7 @@ async def serve(
         if pauses is not None:
             pauses.start()
         await service.start(host, port)
+        app.url = service.url
         writers.spawn(app.state.writer.changes.run(), name="changes")
         writers.spawn(app.state.writer.tasks.run(), name="tasks")
         await app.ephemeral.start(app.state.log.notify)
@@ -141,14 +157,14 @@ async def serve(
             "probes": app.probes.follow_connections,
             "sessions": app.sessions.renew,
             "audit": app.audit.run,
-            "metrics": maintenance.update_metrics,
+            "presence": partial(app.presence.run, GCS, app.replica_id, service.url),
             "leader-loops": partial(leader_loops.run, service.url),
         }
         if store.shared:
             loops |= {
                 "tail": app.state.log.tail,
                 "ephemeral": app.ephemeral.save,
-                "database": partial(maintenance.watch_database, service),
+                "database": maintenance.watch_database,
             }
         for name, loop in loops.items():
             background.spawn(run_forever(name, loop), name=name)
@@ -159,9 +175,9 @@ async def serve(
     return running
 
 
-def _ephemeral_store(redis_url: str | None) -> EphemeralStore:
+def _open_redis(redis_url: str | None) -> RedisEphemeralStore | None:
     if not redis_url:
-        return MemoryEphemeralStore()
+        return None
     from stoker_gcs.ephemeral.redis import RedisEphemeralStore
 
     return RedisEphemeralStore(redis_url)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from stoker_kernels.compression import OneBitAdam as OneBitAdam
     from stoker_kernels.compression import compression_hook as compression_hook
     from stoker_kernels.compression import make_compressor as make_compressor
+    from stoker_kernels.measuring import least_seconds as least_seconds
     from stoker_kernels.measuring import measure_candidates as measure_candidates
     from stoker_kernels.ops.adasum import adasum as adasum
     from stoker_kernels.ops.attention import flash_attention as flash_attention
@@ -72,7 +73,7 @@ _NAMES = {
         "compression_hook",
         "make_compressor",
     ),
-    "measuring": ("measure_candidates",),
+    "measuring": ("least_seconds", "measure_candidates"),
     "ops.adasum": ("adasum",),
     "ops.attention": ("flash_attention", "flash_attention_varlen"),
     "ops.bias_gelu": ("BiasGELU", "bias_gelu"),

@@ -83,6 +83,25 @@ def measure_candidates(
         time_limit_s -= time.monotonic() - started_s
 
 
+def least_seconds(op: str, dtype: str, sizes: dict[str, int], *, device: str = "cuda") -> float:
+    """Return the roofline of one step of ``op``: the time that its bytes or its operations take at least.
+
+    The rates are those of a large copy and of a large product of matrices of ``dtype``, measured here.
+    """
+    kind, chosen = getattr(torch, dtype), workload(op)
+    cost = chosen.cost(kind, **chosen.sized(**sizes))
+    nbytes, rows = (1 << 30, 8192) if device != "cpu" else (1 << 24, 128)
+    source = torch.ones(nbytes, dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    copy_s, *_ = _measured(lambda: target.copy_(source), device)
+    matrix = torch.randn(rows, rows, dtype=kind, device=device)
+    product_s, *_ = _measured(lambda: matrix @ matrix, device)
+    return max(
+        (cost.forward_nbytes + cost.backward_nbytes) * copy_s / (2 * nbytes),
+        (cost.forward_flops + cost.backward_flops) * product_s / (2 * rows**3),
+    )
+
+
 def _candidates(question: Question) -> list[Config]:
     others = [dict(config) for config in question.candidates if config != question.default]
     return [dict(question.default), *others]

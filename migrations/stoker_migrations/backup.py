@@ -135,7 +135,8 @@ def _write(connection: Connection, file: BinaryIO, progress: Progress | None) ->
 
 def _order(connection: Connection, table: Table) -> str:
     """Return what the rows of a table are ordered by: as they came where it has that, else by their key."""
-    if connection.dialect.name == "sqlite" or _ARRIVAL in table.columns:
+    clustered = table.dialect_options["sqlite"]["with_rowid"] is False
+    if (connection.dialect.name == "sqlite" and not clustered) or _ARRIVAL in table.columns:
         return _ARRIVAL
     return ", ".join(one.name for one in table.primary_key.columns)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,8 +17,10 @@ import msgspec
 from stoker_nodelet.objects.detached import DetachedCopies
 from stoker_nodelet.objects.eviction import ArenaEvictor
 from stoker_nodelet.objects.index import ObjectIndex
+from stoker_nodelet.telemetry.activity import ActivityLog
 from stoker_nodelet.telemetry.exits import Exits
 from stoker_nodelet.telemetry.logs import LogFilter, Logs
+from stoker_nodelet.telemetry.program_metrics import ProgramMetrics
 from stoker_nodelet.telemetry.task_spool import TaskSpool
 from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.workers.workers import Workers
@@ -49,6 +52,7 @@ from stoker_wire.messages.common import Empty
 from stoker_wire.messages.control import LogCursors, LogLine, Page
 from stoker_wire.messages.groups import CommitBundles, CommittedBundles, HoldBundles
 from stoker_wire.messages.node_api import (
+    ActivityKind,
     ArenaUsage,
     DrainOrder,
     Freed,
@@ -57,9 +61,11 @@ from stoker_wire.messages.node_api import (
     LeaveOrder,
     LogsQuery,
     MoveWorker,
+    NodeActivity,
     ObjectsQuery,
     Process,
     RegisterWorker,
+    ReportMetrics,
     WorkerExitQuery,
     WorkerSetup,
     WorkersQuery,
@@ -73,6 +79,7 @@ from stoker_wire.messages.objects import (
     SealedObjects,
     SealObjects,
 )
+from stoker_wire.messages.queries import ActivityQuery
 from stoker_wire.messages.work import EndAttempt, NodeOutput, TaskHistoryStatus
 from stoker_wire.process.host_identity import pid_namespace, start_time
 
@@ -95,12 +102,22 @@ class Api:
     evictor: ArenaEvictor
     transfer: Transfer
     detached: DetachedCopies
+    metrics: ProgramMetrics
+    activity: ActivityLog
     end: Callable[[], None]
     """Ends this nodelet in order, after the answer to the request that asked for it."""
 
     async def start_lease(self, req: Request) -> StartedLease:
         req.waiting_for(f"the worker of {req.body.lease.lease_id} to start")
-        return await self.workers.start_lease(req.body)
+        began_at_s, lease = time.time(), req.body.lease
+        started = await self.workers.start_lease(req.body)
+        self.activity.add(
+            ActivityKind.LEASE, began_at_s, name=started.worker_id, job_id=lease.job_id
+        )
+        return started
+
+    async def list_activity(self, req: Request) -> Page[NodeActivity]:
+        return self.activity.page(req.query)
 
     async def list_leases(self, req: Request) -> HeldLeases:
         req.waiting_for("the gcs to register this node")
@@ -302,6 +319,14 @@ class Api:
         parts = await self.workers.users.jobs_of(job_id).archive(job_id)
         return await bytes_response(req, parts, TAR)
 
+    async def report_metrics(self, req: Request) -> Empty:
+        principal = req.principal
+        job_id = principal.job_id or principal.origin_job_id
+        if not job_id and principal.owns_all:
+            job_id = req.body.job_id
+        self.metrics.report(job_id or principal.actor_id, req.body)
+        return Empty()
+
     async def flush_tasks(self, _: Request) -> TaskHistoryStatus:
         if not await self.spool.flush():
             raise UnavailableError("the gcs does not take the task history now: it waits on disk")
@@ -447,6 +472,16 @@ ROUTES = (
         "POST", "/v1/logs", Api.read_remaining_logs, stream=True,
         query=LogsQuery, body=LogCursors, reply=LogLine,
         roles=GCS, summary="Read the lines of output behind those seen, up to now",
+    ),
+    Route(
+        "POST", "/v1/metrics", Api.report_metrics,
+        body=ReportMetrics, reply=Empty, roles=JOBS,
+        summary="Report metrics that a program counts, for /metrics of this node",
+    ),
+    Route(
+        "GET", "/v1/activity", Api.list_activity,
+        query=ActivityQuery, reply=Page[NodeActivity], roles=GCS | ADMINS,
+        summary="List what this node did beside running calls: transfers, spills, starts of workers",
     ),
     Route(
         "POST", "/v1/tasks/flush", Api.flush_tasks,

@@ -1,4 +1,4 @@
-"""Names, folders and addresses of one nodelet: facts that never change, shared by all of its parts.
+"""Names, folders, addresses and offer of one nodelet: facts that never change, shared by all of its parts.
 
 The URL alone is known later than the rest, because a service has its routes before it listens. It has
 one place, the ``Endpoint``; to ask for it too early is an error, so nobody can keep a wrong copy.
@@ -18,6 +18,17 @@ from stoker_wire.messages.common import Address
 
 NO_ADDRESS = Address("", "", "", "", "")
 """The address of a process that is no runtime of ours (a job's driver)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The resources and labels that a node offers, where they differ from settings and machine."""
+
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
+    resources: dict[str, float] | None = None
+    labels: dict[str, str] | None = None
 
 
 class Endpoint:

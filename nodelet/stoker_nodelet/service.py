@@ -13,27 +13,34 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from stoker_nodelet import api
+from stoker_nodelet import api, transfer
 from stoker_nodelet.core import Policy, State
 from stoker_nodelet.core.memory import Watermarks
 from stoker_nodelet.core.state import GpuEntry
 from stoker_nodelet.devices import limits
 from stoker_nodelet.devices.discovery import find_gpus
-from stoker_nodelet.devices.isolation import Isolation, IsolationVerdict, find_isolation
+from stoker_nodelet.devices.isolation import (
+    Isolation,
+    IsolationVerdict,
+    find_isolation,
+    remove_cgroups,
+)
 from stoker_nodelet.devices.memory import limited_cgroups, node_memory
 from stoker_nodelet.devices.monitor import GpuMonitor
 from stoker_nodelet.environments import user_folders
+from stoker_nodelet.environments.build_reports import BuildReports
 from stoker_nodelet.environments.environments import Environments
+from stoker_nodelet.environments.images import Images
 from stoker_nodelet.environments.job_folders import JobFolders
 from stoker_nodelet.environments.retention import EnvironmentRetention
-from stoker_nodelet.environments.user_folders import Folders, UserFolders
-from stoker_nodelet.identity import Endpoint, Identity
+from stoker_nodelet.identity import Endpoint, Identity, Offer
 from stoker_nodelet.kernels.cache import KernelCache, open_cache
 from stoker_nodelet.kernels.compiler import KernelCompiler
 from stoker_nodelet.kernels.tuning_tables import TuningTables
@@ -41,22 +48,25 @@ from stoker_nodelet.membership import Membership
 from stoker_nodelet.objects import arena
 from stoker_nodelet.objects.detached import DetachedCopies
 from stoker_nodelet.objects.eviction import ArenaEvictor, create_arena
+from stoker_nodelet.profiles import api as profiles
 from stoker_nodelet.telemetry.driver_reports import DriverReports
 from stoker_nodelet.telemetry.exits import Exits
 from stoker_nodelet.telemetry.log_retention import LogRetention
 from stoker_nodelet.telemetry.logs import Logs
 from stoker_nodelet.telemetry.memory_monitor import MemoryMonitor
+from stoker_nodelet.telemetry.metrics.job_usage import JobUsage
+from stoker_nodelet.telemetry.metrics.node import NodeMetrics
+from stoker_nodelet.telemetry.program_metrics import ProgramMetrics
 from stoker_nodelet.telemetry.task_spool import TaskSpool
-from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
-from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.unix_users import UnixUser, UnixUsers, check_default
+from stoker_nodelet.workers.containers import Containers
 from stoker_nodelet.workers.deadlines import Deadlines
 from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
 from stoker_nodelet.workers.token_renewals import TokenRenewals
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.constraints.label_selectors import ADDRESS_LABEL, NODE_ID_LABEL
-from stoker_wire.constraints.taints import Taint, parse_taint
-from stoker_wire.errors import BadRequestError, ConflictError, NotFoundError
+from stoker_wire.constraints.taints import taints_of_setting
+from stoker_wire.errors import ConflictError, NotFoundError
 from stoker_wire.http.auth import private_dir
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.service import Service
@@ -72,6 +82,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stoker_nodelet.devices.inventory import GpuLibrary, Inventory
+    from stoker_nodelet.telemetry.activity import ActivityLog
     from stoker_wire.http.server.tokens import TokenSigner
     from stoker_wire.settings import Settings
 
@@ -81,19 +92,6 @@ _REPORT_S = 5.0
 _DOWNLOAD_S = 120.0
 _ARENA_SHARE = 0.3
 _ANSWER_S = 0.1
-_CGROUP_TRIES = 50
-_CGROUP_PAUSE_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """The resources and labels that a node offers, where they differ from settings and machine."""
-
-    num_cpus: float | None = None
-    num_gpus: float | None = None
-    memory: int | None = None
-    resources: dict[str, float] | None = None
-    labels: dict[str, str] | None = None
 
 
 @dataclass(slots=True)
@@ -108,7 +106,7 @@ class Parts:
     exits: Exits
     spool: TaskSpool
     evictor: ArenaEvictor
-    transfer: Transfer
+    transfer: transfer.Transfer
     detached: DetachedCopies
     log_retention: LogRetention
     memory_monitor: MemoryMonitor
@@ -155,7 +153,7 @@ class Nodelet:
             ("memory", parts.memory_monitor.run()),
             ("deadlines", parts.deadlines.run()),
             ("tokens", parts.renewals.run()),
-            ("ticks", _tick(workers, parts.log_retention)),
+            ("ticks", _tick(workers, parts.log_retention, parts.evictor.activity)),
             (
                 "folders",
                 workers.users.sweep_jobs(workers.jobs_here, workers.driver_reports.has_ended),
@@ -192,7 +190,7 @@ class Nodelet:
         await parts.service.stop(grace_s=0.5)
         await parts.transfer.close()
         await parts.gcs.close()
-        await _remove_cgroups(parts.workers.processes.isolation)
+        await remove_cgroups(parts.workers.processes.isolation)
         parts.evictor.arena.close()
         arena.remove_owned(self.identity.arena_dir)
         parts.workers.users.remove()
@@ -319,11 +317,12 @@ def _build_parts(
     evictor = _build_evictor(settings, identity, state, exits)
     spool = _build_spool(identity, gcs)
     logs = Logs(node_id)
+    images = Images(background, settings.container_engine)
     workers = Workers(
         identity=identity,
         state=state,
         target=target,
-        users=_build_user_folders(settings, identity, gcs, background, isolation),
+        users=_build_user_folders(settings, identity, gcs, background, isolation, images),
         kernels=KernelCompiler(
             cache=kernel_cache,
             tables=TuningTables(gcs, kernel_cache),
@@ -337,10 +336,12 @@ def _build_parts(
         objects=evictor.objects,
         driver_reports=DriverReports(gcs, background),
         background=background,
+        containers=Containers.of(settings, identity, images),
         isolation=isolation,
+        usage=JobUsage(settings.metrics_max_labels),
     )
     evictor.objects.has_ended = workers.has_ended
-    object_transfer = Transfer(
+    object_transfer = transfer.Transfer(
         node_id,
         identity.endpoint,
         evictor,
@@ -354,11 +355,17 @@ def _build_parts(
     )
     renewals = TokenRenewals(workers.processes)
     service.behind = renewals.behind
-    handlers = api.Api(
-        workers, exits, evictor.objects, logs, spool, evictor, object_transfer, detached, end
-    )
+    program_metrics = ProgramMetrics()
+    service.metrics.add_programs(program_metrics)
+    parts = (workers, exits, evictor.objects, logs, spool, evictor, object_transfer, detached)
+    handlers = api.Api(*parts, program_metrics, evictor.activity, end)
     service.add_routes(api.ROUTES, handlers)
-    service.add_routes(TRANSFER_ROUTES, object_transfer)
+    service.add_routes(transfer.ROUTES, object_transfer)
+    service.add_routes(profiles.ROUTES, profiles.Profiles.of(workers, settings))
+    watermarks = Watermarks(settings.memory_pressure_at, settings.disk_pressure_bytes)
+    disks = {"session": identity.session_dir, "spill": evictor.spill_dir}
+    measured = (workers, evictor, object_transfer, spool, watermarks, gpus.devices, disks)
+    NodeMetrics(*measured).add_to(service.metrics)
     return Parts(
         identity=identity,
         service=service,
@@ -379,10 +386,10 @@ def _build_parts(
         ),
         memory_monitor=MemoryMonitor(
             workers,
-            Watermarks(settings.memory_pressure_at, settings.disk_pressure_bytes),
+            watermarks,
             threshold=settings.memory_threshold,
             period_s=settings.memory_period_s,
-            disks=(identity.session_dir, evictor.spill_dir),
+            disks=tuple(disks.values()),
             on_change=workers.gpus.to_report.set,
             measure=partial(node_memory, limited_cgroups()),
         ),
@@ -437,13 +444,16 @@ def _build_user_folders(
     gcs: Client,
     background: Background,
     isolation: Isolation | None,
-) -> UserFolders:
+    images: Images,
+) -> user_folders.UserFolders:
     prefix = isolation.without_gpus if isolation is not None else ()
+
+    reports = BuildReports(identity.node_id, gcs, background)
 
     async def download(package: str) -> bytes:
         return await gcs.call("GET", f"/v1/packages/{package}", raw=True, timeout_s=_DOWNLOAD_S)
 
-    def make(jobs: Path, root: Path, user: UnixUser | None = None) -> Folders:
+    def make(jobs: Path, root: Path, user: UnixUser | None = None) -> user_folders.Folders:
         shared = Path(settings.job_output_root).absolute() if settings.job_output_root else None
         folders = JobFolders(jobs, settings.job_dir_keep_s, shared, user)
         limits = settings.keep_environments_s, settings.environments_max_bytes
@@ -457,10 +467,12 @@ def _build_user_folders(
             settings.package_max_bytes,
             user,
             prefix,
+            reports,
+            images if user is None else None,
         )
-        return Folders(folders, environments)
+        return user_folders.Folders(folders, environments)
 
-    return UserFolders(
+    return user_folders.UserFolders(
         user_folders.folder_of(settings, identity.node_id),
         UnixUsers(identity.node_id, settings.run_as),
         make(identity.session_dir / "jobs", identity.session_dir / "runtime_env"),
@@ -485,17 +497,13 @@ def _build_membership(parts: Parts, registration: RegisterNode) -> Membership:
     )
 
 
-async def _remove_cgroups(isolation: Isolation | None) -> None:
-    """Remove the cgroups of workers that have ended, of which the kernel may need a moment to let go."""
-    for _ in range(_CGROUP_TRIES):
-        if isolation is None or isolation.close():
-            return
-        await asyncio.sleep(_CGROUP_PAUSE_S)
-
-
-async def _tick(workers: Workers, retention: LogRetention) -> None:
+async def _tick(workers: Workers, retention: LogRetention, activity: ActivityLog) -> None:
     while True:
+        leases = workers.state.leases.values()
+        activity.gpus(sum(sum(entry.terms.gpus.values()) for entry in leases))
         workers.tick()
+        workers.usage.tick(workers.state.workers.values(), time.monotonic())
+        workers.forks.end_idle()
         workers.logs.poll()
         retention.tick()
         await asyncio.sleep(_TICK_S)
@@ -552,7 +560,7 @@ def _registration(
             **settings.labels,
             **(offer.labels or {}),
         },
-        taints=_taints(settings.taints),
+        taints=taints_of_setting(settings.taints),
         version=VERSION,
         arena_dir=str(identity.arena_dir),
         session_dir=str(identity.session_dir),
@@ -568,13 +576,6 @@ def _stay() -> None:
     raise ConflictError(
         "this node is part of the head, which stays\nit is empty: stop the head to end it"
     )
-
-
-def _taints(text: str) -> tuple[Taint, ...]:
-    try:
-        return tuple(parse_taint(one.strip()) for one in text.split(",") if one.strip())
-    except ValueError as error:
-        raise BadRequestError(f"STOKER_TAINTS cannot be read\n{error}", field="taints") from None
 
 
 def _offered_resources(

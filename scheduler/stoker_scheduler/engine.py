@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar, assert_never
 
 import msgspec
@@ -56,6 +58,7 @@ from stoker_wire.messages.groups import (
     PreemptGroup,
     RequestBundles,
 )
+from stoker_wire.process.metrics import SPAN_BOUNDS, Distribution
 
 if TYPE_CHECKING:
     from stoker_scheduler.core.model.requirements import Requirements
@@ -80,6 +83,35 @@ _REJECTIONS: dict[cmd.RejectReason, type[StokerError]] = {
 }
 
 
+@dataclass(slots=True)
+class LeaseCounts:
+    """The outcomes of requests and leases, over all terms of this process."""
+
+    granted: int = 0
+    lost: int = 0
+    preempted: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    """Requests, by reason."""
+    wait_s: Distribution = field(default_factory=lambda: Distribution(SPAN_BOUNDS))
+    """From a request to the grant of each lease."""
+
+    def count(self, command: cmd.Command, state: State, at_s: float) -> None:
+        """Count what a command tells."""
+        match command:
+            case cmd.Reply():
+                for lease_id in command.lease_ids:
+                    lease = state.leases.get(lease_id)
+                    if lease is not None:
+                        self.granted += 1
+                        self.wait_s.observe(max(0.0, at_s - lease.since_s))
+            case cmd.Lost():
+                self.lost += len(command.lease_ids)
+            case cmd.StopLease():
+                self.preempted += 1
+            case cmd.Reject():
+                self.rejected[command.reason.value] += 1
+
+
 class Engine:
     """The core of one term and its IO. ``on_fenced`` is called when a nodelet knows a later leader.
 
@@ -101,7 +133,9 @@ class Engine:
         answer_s: float,
         on_fenced: Callable[[], None],
         preempt_group: Callable[[str, PreemptGroup], Awaitable[object]],
+        counts: LeaseCounts,
     ) -> None:
+        self._counts = counts
         self.state = State(policy=policy, term=f"{epoch:x}")
         self.adopting = False
         """Whether leases may exist that no nodelet has reported yet."""
@@ -137,6 +171,7 @@ class Engine:
         if self._closed:
             return
         for command in step(self.state, event):
+            self._counts.count(command, self.state, self._at_s)
             self._execute(command)
 
     def adopt(self, event: ev.LeaseAdopted, started: StartedLease) -> None:
@@ -284,7 +319,7 @@ class Engine:
         preempted = tuple(i for i in poll.lease_ids if i in leases and leases[i].preempted)
         unnamed = (i for i in mailbox.preempted if i in leases and i not in preempted)
         mailbox.preempted = dict.fromkeys(unnamed)
-        return LeaseUpdates(preempted=preempted, lost=lost)
+        return LeaseUpdates(preempted=preempted, lost=lost, epoch=self._epoch)
 
     # Commands
 

@@ -8,19 +8,23 @@ has an engine of its own, with the nodelet clients and the feed that belong to i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.api import ROUTES, Api
+from stoker_scheduler.core.leases.lease import Phase
+from stoker_scheduler.core.model.resources import CPU, GPU, MEMORY
 from stoker_scheduler.core.placement.scoring import ScorePolicy
 from stoker_scheduler.core.state import SchedulingPolicy, State
-from stoker_scheduler.engine import Engine
+from stoker_scheduler.engine import Engine, LeaseCounts
 from stoker_scheduler.extenders.client import Extenders
 from stoker_scheduler.extenders.config import read_extenders
 from stoker_scheduler.gcs_feed import GcsFeed
 from stoker_scheduler.jobs import JobDirectory
 from stoker_scheduler.leadership import Leadership, not_leader
 from stoker_scheduler.nodelet_clients import NodeletClients
+from stoker_scheduler.wire_types import resources_of
 from stoker_wire.errors import NotFoundError, NotReadyError, StokerError
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.client.pool import ClientPool
@@ -51,6 +55,7 @@ class SchedulerService:
         self._background = Background("scheduler.life")
         self._extenders = read_extenders(settings.extenders) if settings.extenders else ()
         self._engine: Engine | None = None
+        self._counts = LeaseCounts()
         self._leadership: Leadership | None = None
         self._leads = asyncio.Event()
         api = Api(self._current_engine, lease_ttl_s=settings.lease_ttl_s)
@@ -117,6 +122,7 @@ class SchedulerService:
             answer_s=self._settings.extender_answer_s,
             on_fenced=self._recheck_leadership,
             preempt_group=self._preempt_group,
+            counts=self._counts,
         )
         self._engine = engine
         feed = GcsFeed(self._gcs, engine=engine, nodelets=nodelets, background=background)
@@ -176,20 +182,46 @@ class SchedulerService:
             self._leadership.recheck()
 
     def _add_metrics(self) -> None:
-        def add(name: str, meaning: str, count: Callable[[State], int]) -> None:
-            def value() -> float:
-                return 0.0 if self._engine is None else float(count(self._engine.state))
+        show, counts = self._service.metrics.show, self._counts
 
-            self._service.metrics.gauge(name, meaning).set_function(value)
+        def of_state(name: str, read: Callable[[State], float | Mapping[str, float]]) -> None:
+            """Show what the state of this term has; that of a standby is empty."""
+            show(name, lambda: read(self._engine.state if self._engine else State()))
 
-        add("scheduler_leases", "Leases that exist.", lambda state: len(state.leases))
-        add(
-            "scheduler_requests",
-            "Requests that are not answered yet.",
-            lambda state: len(state.pending),
+        show("stoker_leader", lambda: int(self.leads))
+        of_state("stoker_scheduler_nodes", lambda state: len(state.nodes))
+        of_state("stoker_scheduler_leases", _count_phases)
+        of_state("stoker_scheduler_leases_preempted", _count_preempted)
+        of_state("stoker_scheduler_requests_waiting", lambda state: len(state.pending))
+        of_state(
+            "stoker_scheduler_leases_waiting",
+            lambda state: sum(one.wanted for one in state.pending.values()),
         )
-        add("scheduler_nodes", "Nodes that are known.", lambda state: len(state.nodes))
-        add("scheduler_placed", "Leases placed in this term.", lambda state: state.placed)
+        of_state("stoker_scheduler_leases_placed_total", lambda state: state.placed)
+        of_state("stoker_scheduler_resource_capacity", lambda state: self._resources(state)[0])
+        of_state("stoker_scheduler_resource_allocated", lambda state: self._resources(state)[1])
+        show("stoker_scheduler_leases_granted_total", lambda: counts.granted)
+        show("stoker_scheduler_leases_lost_total", lambda: counts.lost)
+        show("stoker_scheduler_preemptions_total", lambda: counts.preempted)
+        show("stoker_scheduler_requests_rejected_total", lambda: counts.rejected)
+        show("stoker_scheduler_lease_wait_seconds", lambda: counts.wait_s)
+
+    def _resources(self, state: State) -> tuple[dict[str, float], dict[str, float]]:
+        """Return what there is of resources, and what is allocated; of so many as labels may have."""
+        found = resources_of(state)
+        names = sorted(found.total, key=lambda name: (name not in (CPU, GPU, MEMORY), name))
+        names = names[: self._settings.metrics_max_labels]
+        used = {name: found.total[name] - found.available.get(name, 0.0) for name in names}
+        return {name: found.total[name] for name in names}, used
+
+
+def _count_phases(state: State) -> dict[str, float]:
+    phases = Counter(lease.phase for lease in state.leases.values())
+    return {phase.value: phases[phase] for phase in Phase}
+
+
+def _count_preempted(state: State) -> int:
+    return sum(lease.preempted for lease in state.leases.values())
 
 
 def _policy(settings: Settings) -> SchedulingPolicy:

@@ -238,19 +238,6 @@ def _env_name(env: RuntimeEnv) -> str:
     return "" if env == _NO_ENV else hashlib.sha256(_encode(env)).hexdigest()[:16]
 
 
-def setup_of(env: RuntimeEnv) -> str:
-    """Return in words what a node installs for ``env`` before a worker can start."""
-    parts = []
-    if env.working_dir or env.py_modules:
-        parts.append("packages")
-    if env.pip:
-        more = f" and {len(env.pip) - 3} more" if len(env.pip) > 3 else ""
-        parts.append(f"pip ({', '.join(env.pip[:3])}{more})")
-    if env.kernels:
-        parts.append("kernels")
-    return ", ".join(parts)
-
-
 def class_key(request: LeaseRequest) -> str:
     """Return the scheduling class: equal for requests whose leases may serve each other."""
     actor, driver = request.actor, request.driver
@@ -286,7 +273,7 @@ def request_event(
         name=demand.name,
         actor_id=request.actor.actor_id if request.actor else "",
         kernels=kernel_set(demand.runtime_env),
-        setup=setup_of(demand.runtime_env),
+        setup=demand.runtime_env.installs,
         user=job.user,
         queue=job.queue,
         preemptible=demand.preemptible or demand.background,

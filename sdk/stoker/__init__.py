@@ -48,6 +48,7 @@ from stoker.api.placement_groups import (
 )
 from stoker.api.remote import RemoteFunction, remote
 from stoker.api.stops import on_stop, preemption_notice
+from stoker.api.tracing.profile import profile
 from stoker.runtime.actors.handle import ActorHandle
 from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
 from stoker.runtime.options.strategies import NodeAffinity, PlacementGroupSchedulingStrategy
@@ -56,6 +57,7 @@ from stoker_wire.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from stoker import actor, jobs, kernels, kv, train, util
+    from stoker.api.registration import register, unregister
     from stoker.util import Executor, dask_get, map_stream, tqdm
 
 __all__ = (
@@ -100,19 +102,23 @@ __all__ = (
     "placement_group",
     "placement_group_table",
     "preemption_notice",
+    "profile",
     "put",
+    "register",
     "remote",
     "remove_placement_group",
     "shutdown",
     "timeline",
     "tqdm",
     "train",
+    "unregister",
     "util",
     "wait",
 )
 
 _LAZY = ("actor", "jobs", "kernels", "kv", "ray", "train", "util")
 _OF_UTIL = ("Executor", "dask_get", "map_stream", "tqdm")
+_OF_REGISTRATION = ("register", "unregister")
 
 
 def __getattr__(name: str) -> Any:
@@ -124,4 +130,8 @@ def __getattr__(name: str) -> Any:
         from stoker import util
 
         return getattr(util, name)
+    if name in _OF_REGISTRATION:
+        from stoker.api import registration
+
+        return getattr(registration, name)
     raise AttributeError(f"module 'stoker' has no attribute {name!r}")

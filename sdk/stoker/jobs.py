@@ -22,16 +22,22 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
+import msgspec
+
 from stoker.local.address import resolve
 from stoker.runtime.net.http import HttpClient
 from stoker.runtime.options.checks import checked_tolerations
-from stoker.runtime.options.runtime_env import make_runtime_env, uploader
+from stoker.runtime.options.runtime_env import make_runtime_env
+from stoker.runtime.options.uploads import uploader
+from stoker.runtime.process.notebook import html_table, shown_records
+from stoker.runtime.process.tracing.context import TRACES
 from stoker_wire.errors import (
     BadRequestError,
     DeadlineExceededError,
     NotFoundError,
     UnavailableError,
 )
+from stoker_wire.http.trace_context import of_variables, variables
 from stoker_wire.messages.cluster import Node, NodeState
 from stoker_wire.messages.control import Explanation, LogLine, LogStream, Page
 from stoker_wire.messages.schedules import (
@@ -46,7 +52,6 @@ from stoker_wire.messages.work import (
     RETRY_DELAY_S,
     After,
     Dependency,
-    Job,
     JobArray,
     JobAttempt,
     JobOutput,
@@ -54,6 +59,7 @@ from stoker_wire.messages.work import (
     OnePerNode,
     SubmitJob,
 )
+from stoker_wire.messages.work import Job as JobRecord
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
@@ -70,9 +76,18 @@ __all__ = (
 )
 
 E = TypeVar("E", bound="StrEnum")
+_FIELDS = ("job_id", "name", "state", "entrypoint", "user", "queue", "attempt", "message")
+"""What a notebook shows of a job."""
 _LONG_POLL_S = 20.0
 _POLL_FIRST_S = 0.02
 _POLL_MAX_S = 0.5
+
+
+class Job(JobRecord):
+    """The record of a job, which notebooks show as a table."""
+
+    def _repr_html_(self) -> str:
+        return html_table("Job", {name: str(getattr(self, name)) for name in _FIELDS})
 
 
 def _path(name: str) -> str:
@@ -93,6 +108,16 @@ def _failure(job: Job, attempt: int) -> LogLine:
         job_id=job.job_id,
         stream=LogStream.STDERR,
     )
+
+
+def _traced(body: SubmitJob) -> SubmitJob:
+    """Return a submission with the trace context of the calling code, unless it names one."""
+    env = body.runtime_env
+    given = variables(TRACES.now() or of_variables(os.environ))
+    if not given or "TRACEPARENT" in env.env_vars:
+        return body
+    env = msgspec.structs.replace(env, env_vars={**env.env_vars, **given})
+    return msgspec.structs.replace(body, runtime_env=env)
 
 
 def _choice(kind: type[E], value: str, field: str) -> E:
@@ -166,7 +191,7 @@ class JobSubmissionClient:
         no retry. NameTakenError if ``job_id`` exists already.
         """
         options = {name: value for name, value in locals().items() if name != "self"}
-        body = self._submission(**options)
+        body = _traced(self._submission(**options))
         return self.http.call("POST", "/v1/jobs", body, reply=Job).job_id
 
     def _submission(self, **options: Any) -> SubmitJob:
@@ -216,7 +241,7 @@ class JobSubmissionClient:
             cursor = page.next_cursor
             if not cursor:
                 break
-        return jobs
+        return shown_records("Jobs", _FIELDS, jobs)
 
     def get_job(self, job_id: str) -> Job:
         """Return the record of a job; NotFoundError if there is none."""

@@ -20,7 +20,8 @@ from stoker import exceptions
 from stoker.runtime.options.strategies import NodeAffinity
 from tests import leaks
 from tests.chaos._services import Apart, apart
-from tests.e2e._cluster import alive, caught, environment, head, session_root
+from tests.e2e._cluster import caught, environment, head, session_root
+from tests.leaks import alive
 from tests.services import until
 
 if TYPE_CHECKING:

@@ -8,11 +8,13 @@ import signal
 import sqlite3
 import time
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import stoker
+import stoker.train
 from stoker import exceptions
 from tests.chaos._services import Apart, apart
 from tests.e2e._cluster import session_root
@@ -20,7 +22,6 @@ from tests.services import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 # What is broken here on purpose is warned of; errors and tracebacks stay unexpected.
 pytestmark = pytest.mark.logs(r'"level": "warning"', r"^this process: stoker[._]")
@@ -145,3 +146,38 @@ def test_history_of_a_node_that_never_comes_back_is_forwarded_by_another_on_its_
     last = [pid_of.remote(i) for i in range(10)]
     get(last)
     until_told(joined, {ref.task_id for ref in (*refs, *later, *last)})
+
+
+@stoker.remote
+def train(reported: str, goes_on: str) -> int:
+    for step in range(100):
+        stoker.train.report(step, loss=float(step))
+    Path(reported).touch()
+    until(Path(goes_on).exists, GET_S, "the gcs is away", interval_s=0.01)
+    for step in range(100, 200):
+        stoker.train.report(step, loss=float(step))
+    return os.getpid()
+
+
+def test_what_training_reports_outlives_its_worker_and_a_gcs_that_is_away(
+    joined: Apart, tmp_path: Path
+) -> None:
+    job_id = stoker.get_runtime_context().job_id
+    reported, goes_on = tmp_path / "reported", tmp_path / "goes-on"
+    ref = train.remote(str(reported), str(goes_on))
+    until(reported.exists, GET_S, "half of it is reported")
+    joined.gcs.kill()
+    goes_on.touch()
+    os.kill(get(ref), signal.SIGKILL)
+    joined.gcs.start()
+
+    def curve() -> dict[str, Any] | None:
+        path = f"/v1/training-runs/{job_id}/default"
+        try:
+            found = joined.client.call("GET", path, reply=dict[str, Any])
+        except exceptions.NotFoundError:
+            return None
+        return found if found["run"]["newest_step"] == 199 else None
+
+    found = until(curve, 60.0, "all that was reported is in SQL")
+    assert found["metrics"]["loss"]["mean"] == [float(step) for step in range(200)]

@@ -386,6 +386,6 @@ async def test_the_openapi_document_and_readiness(served: tuple[Running, Client]
     assert "/v1/actors/{actor_id}/report" in document["paths"]
     await client.call("GET", "/readyz", raw=True)
     metrics = await client.call("GET", "/metrics", raw=True)
-    assert b"stoker_task_records_dropped 0.0" in metrics
+    assert b"stoker_task_records_dropped_total 0" in metrics
     assert running.leads
     assert TOKEN.encode() not in metrics

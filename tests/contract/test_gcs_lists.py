@@ -9,6 +9,7 @@ import pytest
 from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.cluster import Demand, WorkerExit, WorkersExited
 from stoker_wire.messages.control import Event, Explanation, IdMatches, Page
+from stoker_wire.messages.groups import Bundle, CreatePlacementGroup, PlacementGroup
 from stoker_wire.messages.work import (
     Actor,
     CreateActor,
@@ -140,6 +141,10 @@ async def test_ids_are_found_by_their_beginning(stored: Client) -> None:
     await report(stored, job_id, "t_ab1", attempt=1, state=TaskState.FAILED)
     exits = WorkersExited(exits=(WorkerExit(worker_id="w_ab", node_id="n_ab"),))
     await stored.call("POST", "/v1/workers/exited", exits)
+    group = CreatePlacementGroup(
+        group_id="pg_ab", job_id=job_id, bundles=(Bundle(resources={"CPU": 1.0}),), name="gang"
+    )
+    await stored.call("POST", "/v1/placement-groups", group, reply=PlacementGroup)
 
     async def matches(**query: object) -> IdMatches:
         return await stored.call("GET", "/v1/ids", reply=IdMatches, query=query)
@@ -152,7 +157,9 @@ async def test_ids_are_found_by_their_beginning(stored: Client) -> None:
     assert await found("t_ab1") == ["t_ab1", "t_ab1c"], "an exact match is the first"
     assert await found("w_a") == ["w_ab"]
     assert await found("job_x") == await found("x_") == await found("job_ab1 ") == []
-    assert await found("") == ["n_ab", "job_ab1", "job_ab2", "t_ab1", "t_ab1c", "w_ab"]
+    assert await found("") == ["n_ab", "job_ab1", "job_ab2", "t_ab1", "t_ab1c", "w_ab", "pg_ab"]
+    [found_group] = (await matches(prefix="pg_")).matches
+    assert (found_group.kind, found_group.name) == ("placement group", "gang")
     some = await matches(prefix="t_ab1", limit=1)
     [match] = some.matches
     assert (match.kind, match.state, match.name, some.more) == ("task", "FAILED", "f", True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
+from stoker_gcs.registry import task_history
 from stoker_wire.data.spool import frames_of, row_of
 from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.cluster import Demand, WorkerExit, WorkersExited
@@ -61,6 +64,41 @@ async def test_rows_of_spool_files_are_stored_as_they_come(
     late = await client.call("GET", "/v1/tasks/t_3", reply=TaskRecord)
     assert late.state is TaskState.FAILED, "its job has ended"
     assert running.app.history.dropped == 3
+
+
+async def test_of_many_open_attempts_a_watch_tells_each_later_state_in_its_turn(
+    served: tuple[Running, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, client = served
+    monkeypatch.setattr(task_history, "_PER_TURN", 2)
+    monkeypatch.setattr(task_history, "_LOOKED_UP", 1)
+    job = await attach(client)
+
+    async def report(state: TaskState, **facts: Any) -> None:
+        records = tuple(
+            TaskRecord(
+                task_id=f"t_{i}", attempt=0, state=state, job_id=job.job_id, name="f", **facts
+            )
+            for i in range(5)
+        )
+        await client.call("POST", "/v1/tasks/report", ReportTasks(records=records))
+
+    async def where() -> dict[str, Any]:
+        return {"job_id": job.job_id}
+
+    async def until_all(state: TaskState) -> None:
+        told: set[str] = set()
+        while len(told) < 5:
+            record = await anext(records)
+            assert record.state is state
+            assert record.task_id not in told
+            told.add(record.task_id)
+
+    async with asyncio.timeout(40), aclosing(running.app.history.follow(where)) as records:
+        await report(TaskState.RUNNING)
+        await until_all(TaskState.RUNNING)
+        await report(TaskState.FINISHED, ended_at_s=3.0)
+        await until_all(TaskState.FINISHED)
 
 
 async def test_a_bad_record_is_refused_and_a_damaged_row_breaks_no_list(

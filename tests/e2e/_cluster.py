@@ -9,7 +9,6 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 import stoker
@@ -119,14 +118,6 @@ def line_of(process: subprocess.Popen[str], start: str) -> str:
             return line.removeprefix(start).strip()
         said.append(line)
     raise AssertionError(f"the driver ended without {start!r}:\n{''.join(said)}")
-
-
-def alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 def actor_record(actor_id: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 from schemathesis import GenerationMode
 
+from stoker_wire.messages.common import MAX_NAMES
 from tests.fuzz import formats
 from tests.fuzz.findings import Finding, Outcome
 from tests.fuzz.requests import (
@@ -31,7 +32,7 @@ from tests.fuzz.requests import (
     filled,
     request_of,
 )
-from tests.fuzz.rules import BY_STATE, LEFT_OUT, SPARED, UNAVAILABLE
+from tests.fuzz.rules import BY_STATE, LEFT_OUT, SAY_LESS, SPARED, UNAVAILABLE
 from tests.fuzz.world import NEVER, harmless, world
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class ServiceFuzzer:
         self._api = world.services[service]
         self._document = self._api("GET", "/openapi.json").json
         formats.register()
-        self._schema = schemathesis.openapi.from_dict(self._document)
+        self._schema = schemathesis.openapi.from_dict(_with_msgpack(self._document))
         self._replies = Replies(self._document)
         self._findings: dict[str, Finding] = {}
         self._inputs = 0
@@ -130,6 +131,7 @@ class ServiceFuzzer:
         if (
             got.status == 400
             and mode is GenerationMode.POSITIVE
+            and (self.service, sent.method, operation.path) not in SAY_LESS
             and not any(rule.search(detail) for rule in BY_STATE)
         ):
             yield f"a valid request is refused: {detail}"
@@ -145,6 +147,16 @@ class ServiceFuzzer:
             self._findings[kind] = Finding(
                 f"{name}: {fault}\n  sent {sent}\n  got {got.status}\n{trace}", repeat
             )
+
+
+def _with_msgpack(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document in which each body of JSON may be msgpack as well, which ours says in words."""
+    for ways in document["paths"].values():
+        for operation in ways.values():
+            content = operation.get("requestBody", {}).get("content", {})
+            if JSON in content:
+                content[MSGPACK] = {"schema": content[JSON]["schema"]}
+    return document
 
 
 def _fitting(values: list[str], operation: Any, name: str) -> list[str]:
@@ -195,6 +207,10 @@ def _never_start(body: Any, path: str) -> None:
     job = body.get("job") if isinstance(body, dict) and path == "/v1/schedules" else body
     if path in ("/v1/jobs", "/v1/schedules") and isinstance(job, dict):
         job.setdefault("resources", {NEVER: 1})
+    if path == "/api/jobs/" and isinstance(body, dict):
+        asked = body.get("entrypoint_resources") or {}
+        if isinstance(asked, dict) and len(asked) < MAX_NAMES:
+            body["entrypoint_resources"] = {**asked, NEVER: 1}
 
 
 def _can_be_wrong(operation: Any) -> bool:

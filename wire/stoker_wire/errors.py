@@ -213,6 +213,10 @@ class JobFinishedError(ConflictError):
 
     code = "job_finished"
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of frames, none of which is the cause."""
+        return [f"{type(self).__name__}: {self.one_line}"]
+
 
 class CompactedError(StokerError, LookupError):
     """A watch asks for events older than those kept: list again, then watch from there."""
@@ -277,6 +281,10 @@ class UnavailableError(StokerError, ConnectionError):
     code = "unavailable"
     status = 503
     retryable = True
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows in place of frames, none of which is the cause."""
+        return [f"{type(self).__name__}: {self.one_line}"]
 
 
 class NotReadyError(UnavailableError):
@@ -462,6 +470,11 @@ def _all(cls: type[StokerError]) -> list[type[StokerError]]:
 
 
 _BY_CODE: Final = MappingProxyType({cls.code: cls for cls in _all(StokerError)})
+
+
+def error_classes() -> MappingProxyType[str, type[StokerError]]:
+    """Return the class of each code."""
+    return _BY_CODE
 
 
 def error_for(

@@ -7,7 +7,6 @@ the environment for settings, and nothing changes a Settings after it was made. 
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from functools import cache
@@ -16,40 +15,19 @@ from typing import Annotated, Any, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from stoker_wire.errors import BadRequestError, UnknownOptionError
-from stoker_wire.process.setting_values import SettingInfo, converted, masked, meaning_of, parsed
-from stoker_wire.suggestions import nearest, suggestion
-
-PREFIX = "STOKER_"
-
-PASSED_ON_PREFIXES = ("STOKER_INTERNAL_", "STOKER_TEST_")
-"""Variables that processes of Stoker hand to their children, and those of the tests."""
-
-PASSED_ON = frozenset(
-    {
-        "STOKER_JOB_OUTPUT_DIR",
-        "STOKER_KERNELS_BACKEND",
-        "STOKER_KERNELS_TUNING",
-        "STOKER_NODE_ID",
-        "STOKER_SESSION_DIR",
-        "STOKER_WORKER_ID",
-    }
+from stoker_wire.errors import UnknownOptionError
+from stoker_wire.process.setting_values import (
+    DEFAULT,
+    PREFIX,
+    SettingInfo,
+    check_words,
+    converted,
+    masked,
+    meaning_of,
+    parsed,
+    unknown_variables,
 )
-"""Further such variables, and those that stoker_kernels reads itself (it imports nothing of Stoker)."""
-
-COMPOSE = frozenset(
-    {
-        "STOKER_EXTRAS",
-        "STOKER_NODE_MEMORY",
-        "STOKER_POSTGRES_IMAGE",
-        "STOKER_PUBLISH_PORT",
-        "STOKER_PYTHON_IMAGE",
-        "STOKER_REDIS_IMAGE",
-    }
-)
-"""Variables that only docker-compose.yml reads, from ``.env``, which people also load in their shells."""
-
-_log = logging.getLogger(__name__)
+from stoker_wire.suggestions import suggestion
 
 
 def default_session_root() -> str:
@@ -322,6 +300,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Meta(description="read the shared memory of other nodes of this machine directly"),
     ] = True
+    container_engine: Annotated[str, Meta(description="runs images; unset: docker or podman")] = ""
     spill_dir: Annotated[
         str, Meta(description="where objects go from a full shared memory; unset: the session's")
     ] = ""
@@ -360,6 +339,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     kernel_compile_timeout_s: Annotated[
         float, Meta(gt=0, description="how long the kernels of a runtime_env may take to compile")
     ] = 600.0
+
+    metrics_max_labels: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="functions, and jobs, that metrics of one process tell apart; more are 'other' "
+            "(docs/metrics.md)",
+        ),
+    ] = 100
 
     log_level: Annotated[str, Meta(description="debug, info, warning, error or critical")] = "info"
     log_format: Annotated[
@@ -423,6 +412,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 256 << 20
     task_history: Annotated[bool, Meta(description="keep a record of every task in the gcs")] = True
+    otlp_endpoint: Annotated[
+        str,
+        Meta(
+            description="URL of a collector of traces, as http://127.0.0.1:4318; empty: "
+            "OTEL_EXPORTER_OTLP_ENDPOINT, or none (docs/tracing.md)"
+        ),
+    ] = ""
     faults: Annotated[
         str, Meta(description="requests that fail on purpose, by route (docs/faults.md)")
     ] = ""
@@ -496,6 +492,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_max_files: Annotated[
         int, Meta(ge=0, description="logs of ended workers kept per node, the newest; 0: all")
     ] = 1000
+    py_spy: Annotated[
+        str,
+        Meta(
+            description="program for stacks and profiles: a name, a path, or off (docs/profiles.md)"
+        ),
+    ] = "py-spy"
+    stack_timeout_s: Annotated[
+        float, Meta(gt=0, le=60, description="how long the stacks of a process may take")
+    ] = 1.0
+    slow_task_stacks: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="a task that runs for so many times the p99 of its function has its stacks "
+            "recorded; 0: off",
+        ),
+    ] = 0.0
 
     sources: dict[str, str] = {}
     """Where each value that is not a default came from; not a setting itself."""
@@ -526,8 +539,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if value is not None:
                 values[name] = converted(name, value, hints[name])
                 sources[name] = "argument"
-        _check_words(values, sources)
-        unknown = _unknown(environ, hints)
+        check_words(values, sources)
+        unknown = unknown_variables(environ, hints)
         return cls(**values, sources=sources, unknown=unknown)
 
     def describe(self) -> list[SettingInfo]:
@@ -546,7 +559,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     name=name,
                     variable=PREFIX + name.upper(),
                     value=masked(text),
-                    source=self.sources.get(name, "default"),
+                    source=self.sources.get(name, DEFAULT),
                     meaning=meaning_of(hint),
                 )
             )
@@ -558,41 +571,3 @@ def _hints() -> dict[str, Any]:
     """Return the annotated type of every setting, by name."""
     hints = get_type_hints(Settings, include_extras=True)
     return {name: hint for name, hint in hints.items() if get_origin(hint) is Annotated}
-
-
-_WORDS = {
-    "gpu_isolation": ("auto", "required", "off"),
-    "log_level": ("debug", "info", "warning", "error", "critical"),
-    "log_format": ("auto", "json", "text"),
-    "tls": ("off", "server", "mutual"),
-}
-
-
-def _check_words(values: dict[str, Any], sources: dict[str, str]) -> None:
-    for name, words in _WORDS.items():
-        if name in values:
-            values[name] = values[name].lower()
-            if values[name] not in words:
-                source = sources[name] if sources[name] != "argument" else name
-                raise BadRequestError(
-                    f"{source}={values[name]!r}: set it to one of {', '.join(words)}", field=source
-                )
-
-
-def _unknown(environ: Mapping[str, str], hints: Mapping[str, Any]) -> tuple[str, ...]:
-    known = {PREFIX + name.upper() for name in hints}
-    unknown = []
-    for variable in sorted(environ):
-        if (
-            not variable.startswith(PREFIX)
-            or variable in known
-            or variable in PASSED_ON
-            or variable in COMPOSE
-            or variable.startswith(PASSED_ON_PREFIXES)
-        ):
-            continue
-        near = nearest(variable, known)
-        hint = f"; did you mean {near}?" if near else ""
-        _log.warning("%s names no setting and is ignored%s", variable, hint)
-        unknown.append(variable)
-    return tuple(unknown)

@@ -1,4 +1,4 @@
-"""Routes of leadership, tokens, retention and ids by prefix, for those who operate a cluster.
+"""Routes of leadership, tokens, retention, targets of Prometheus and ids by prefix, for operators.
 
 LeaderElection owns who leads, and its epochs only rise; Tokens owns the tokens; IdFinder and Retention own
 nothing, they read what others own.
@@ -7,10 +7,14 @@ nothing, they read what others own.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
+from stoker_gcs.controllers.leader_election import GCS
+from stoker_gcs.state.schema import RESIGNED, SCHEDULER
 from stoker_wire.http.principals import ADMINS, JOBS, JOINERS, READERS, SCHEDULERS
 from stoker_wire.http.server.request_guard import check_confidential
 from stoker_wire.http.server.routes import Route
+from stoker_wire.messages.cluster import NodeState
 from stoker_wire.messages.control import (
     Campaign,
     ChannelReview,
@@ -26,6 +30,7 @@ from stoker_wire.messages.control import (
     Token,
     Whoami,
 )
+from stoker_wire.messages.node_api import ScrapeTargets
 from stoker_wire.messages.queries import ResignQuery
 
 if TYPE_CHECKING:
@@ -38,7 +43,8 @@ async def list_ids(app: GcsApp, req: Request) -> IdMatches:
     return await app.access.visible_ids(req.principal, found)
 
 
-async def campaign(app: GcsApp, req: Request) -> Leader:
+async def acquire_leadership(app: GcsApp, req: Request) -> Leader:
+    app.presence.note(req.path["name"], req.body.holder, req.body.url)
     return await app.election.campaign(req.path["name"], req.body)
 
 
@@ -46,7 +52,8 @@ async def get_leader(app: GcsApp, req: Request) -> Leader:
     return await app.election.current(req.path["name"])
 
 
-async def resign(app: GcsApp, req: Request) -> None:
+async def resign_leadership(app: GcsApp, req: Request) -> None:
+    app.presence.forget(req.path["name"], req.query.holder)
     await app.election.resign(req.path["name"], req.query.holder)
 
 
@@ -75,7 +82,7 @@ async def whoami(app: GcsApp, req: Request) -> Whoami:
     )
 
 
-async def join(app: GcsApp, req: Request) -> JoinReply:
+async def join_cluster(app: GcsApp, req: Request) -> JoinReply:
     check_confidential(req.http)
     return JoinReply(secrets=await app.tokens.use_to_join(req.principal.token_id))
 
@@ -88,6 +95,24 @@ async def revoke_token(app: GcsApp, req: Request) -> Token:
     return await app.tokens.revoke(req.path["token_id"])
 
 
+async def list_scrape_targets(app: GcsApp, _: Request) -> list[ScrapeTargets]:
+    """List the gcs that leads and the one that answers, the leading scheduler, and the living nodes."""
+    found = {app.url: {"service": "gcs"}}
+    for name in (GCS, SCHEDULER):
+        leader = app.election.last_known(name)
+        if leader is not None and leader.expires_at_s > RESIGNED:
+            found[leader.url] = {"service": name}
+    for node in app.nodes.view.values():
+        if node.state is not NodeState.DEAD:
+            found[node.url] = {"service": "nodelet", "node": node.node_id}
+    return [
+        ScrapeTargets(
+            targets=(parts.netloc,), labels={"__scheme__": parts.scheme, **found[parts.geturl()]}
+        )
+        for parts in map(urlsplit, found)
+    ]
+
+
 ROUTES = (
     Route(
         "GET",
@@ -96,12 +121,12 @@ ROUTES = (
         query=IdQuery,
         reply=IdMatches,
         roles=READERS,
-        summary="List ids of nodes, jobs, tasks, actors and workers by prefix",
+        summary="List ids of nodes, jobs, tasks, actors, workers, groups and detached objects by prefix",
     ),
     Route(
         "POST",
         "/v1/leaders/{name}",
-        campaign,
+        acquire_leadership,
         body=Campaign,
         reply=Leader,
         idempotency=False,
@@ -119,7 +144,7 @@ ROUTES = (
     Route(
         "DELETE",
         "/v1/leaders/{name}",
-        resign,
+        resign_leadership,
         query=ResignQuery,
         roles=SCHEDULERS | ADMINS,
         summary="Resign leadership",
@@ -131,6 +156,14 @@ ROUTES = (
         reply=RetentionStatus,
         roles=READERS,
         summary="Get what is kept of what has ended, since when, and by which policies",
+    ),
+    Route(
+        "GET",
+        "/v1/metrics/targets",
+        list_scrape_targets,
+        reply=list[ScrapeTargets],
+        roles=READERS,
+        summary="List addresses with metrics, for the HTTP service discovery of Prometheus",
     ),
     Route(
         "POST",
@@ -164,7 +197,7 @@ ROUTES = (
     Route(
         "POST",
         "/v1/join",
-        join,
+        join_cluster,
         reply=JoinReply,
         # The reply has the cluster's secret, which a store of replies must not hold.
         idempotency=False,

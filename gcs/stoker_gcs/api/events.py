@@ -82,16 +82,20 @@ async def _matching(
     state: StateStore, since: int, matches: Callable[[Event], bool]
 ) -> AsyncIterator[Event]:
     reported = since
-    async for events in state.log.follow(since):
-        for event in events:
-            if matches(event):
-                reported = event.seq
-                yield event
-        last = events[-1]
-        if last.seq - reported > SKIPPED_BEFORE_BOOKMARK:
-            # Else a reader that reconnects would start before the oldest event still stored.
-            reported = last.seq
-            yield Event(seq=last.seq, at_s=last.at_s, kind=BOOKMARK, subject="")
+    state.log.watchers += 1
+    try:
+        async for events in state.log.follow(since):
+            for event in events:
+                if matches(event):
+                    reported = event.seq
+                    yield event
+            last = events[-1]
+            if last.seq - reported > SKIPPED_BEFORE_BOOKMARK:
+                # Else a reader that reconnects would start before the oldest event still stored.
+                reported = last.seq
+                yield Event(seq=last.seq, at_s=last.at_s, kind=BOOKMARK, subject="")
+    finally:
+        state.log.watchers -= 1
 
 
 async def _page(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 FILTERS = ("job_id", "state", "name", "namespace")
 
 
-async def create_group(app: GcsApp, req: Request) -> PlacementGroup:
+async def create_placement_group(app: GcsApp, req: Request) -> PlacementGroup:
     # One that is of no job is all the same of a namespace, by which it is found.
     of_no_job = req.body.job_id == DETACHED_JOB and req.body.namespace
     await app.access.check_new(
@@ -40,7 +40,7 @@ async def create_group(app: GcsApp, req: Request) -> PlacementGroup:
     return await app.groups.create(req.body)
 
 
-async def list_groups(app: GcsApp, req: Request) -> Any:
+async def list_placement_groups(app: GcsApp, req: Request) -> Any:
     query = req.query
     if query.watch:
         return await watch(app, req, event_filter("placement_group."))
@@ -49,24 +49,24 @@ async def list_groups(app: GcsApp, req: Request) -> Any:
     return await app.state.page(GROUPS, query, await app.access.narrowed(req.principal, where))
 
 
-async def get_group(app: GcsApp, req: Request) -> PlacementGroup:
+async def get_placement_group(app: GcsApp, req: Request) -> PlacementGroup:
     req.waiting_for("the placement group to be placed", explain=f"{req.http.path}/explain")
     return await app.groups.get(req.path["group_id"], req.query.wait_s)
 
 
-async def get_named_group(app: GcsApp, req: Request) -> PlacementGroup:
+async def get_named_placement_group(app: GcsApp, req: Request) -> PlacementGroup:
     return await app.groups.get_named(req.path["namespace"], req.path["name"])
 
 
-async def remove_group(app: GcsApp, req: Request) -> PlacementGroup:
+async def remove_placement_group(app: GcsApp, req: Request) -> PlacementGroup:
     return await app.groups.remove(req.path["group_id"], "removed by its user")
 
 
-async def preempt_group(app: GcsApp, req: Request) -> PlacementGroup:
+async def preempt_placement_group(app: GcsApp, req: Request) -> PlacementGroup:
     return await app.groups.preempt(req.path["group_id"], req.body)
 
 
-async def explain_group(app: GcsApp, req: Request) -> Explanation:
+async def explain_placement_group(app: GcsApp, req: Request) -> Explanation:
     return await app.explainer.group(req.path["group_id"])
 
 
@@ -74,7 +74,7 @@ ROUTES = (
     Route(
         "POST",
         "/v1/placement-groups",
-        create_group,
+        create_placement_group,
         body=CreatePlacementGroup,
         reply=PlacementGroup,
         roles=WORK,
@@ -83,7 +83,7 @@ ROUTES = (
     Route(
         "GET",
         "/v1/placement-groups",
-        list_groups,
+        list_placement_groups,
         query=GroupQuery,
         reply=Page[PlacementGroup],
         roles=READERS,
@@ -92,7 +92,7 @@ ROUTES = (
     Route(
         "GET",
         "/v1/placement-groups/{group_id}",
-        get_group,
+        get_placement_group,
         query=WaitQuery,
         reply=PlacementGroup,
         roles=READERS,
@@ -101,7 +101,7 @@ ROUTES = (
     Route(
         "GET",
         "/v1/named-placement-groups/{namespace}/{name}",
-        get_named_group,
+        get_named_placement_group,
         reply=PlacementGroup,
         roles=READERS,
         summary="Get living placement group by name",
@@ -109,7 +109,7 @@ ROUTES = (
     Route(
         "DELETE",
         "/v1/placement-groups/{group_id}",
-        remove_group,
+        remove_placement_group,
         reply=PlacementGroup,
         roles=WORK,
         summary="Remove placement group; what runs in it ends",
@@ -117,7 +117,7 @@ ROUTES = (
     Route(
         "POST",
         "/v1/placement-groups/{group_id}/preempt",
-        preempt_group,
+        preempt_placement_group,
         body=PreemptGroup,
         reply=PlacementGroup,
         roles=SCHEDULERS | ADMINS,
@@ -126,7 +126,7 @@ ROUTES = (
     Route(
         "GET",
         "/v1/placement-groups/{group_id}/explain",
-        explain_group,
+        explain_placement_group,
         reply=Explanation,
         roles=READERS,
         summary="Explain why placement group waits, or what became of it",

@@ -17,6 +17,7 @@ from stoker_gcs.registry.schedules.rules import SCHEDULES, id_prefix
 from stoker_gcs.store.changes import Prefix
 from stoker_wire.http.principals import NODES, READERS, WORK
 from stoker_wire.http.server.routes import Route, WebSocketRoute
+from stoker_wire.http.trace_context import of_headers, variables
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.queries import DriverExitQuery, JobQuery, ScheduleQuery, WaitQuery
 from stoker_wire.messages.schedules import ChangeSchedule, CreateSchedule, Schedule
@@ -39,10 +40,22 @@ if TYPE_CHECKING:
 
 
 async def submit_job(app: GcsApp, req: Request) -> Job:
+    """A `traceparent` header goes on as the driver's `TRACEPARENT`, unless the job sets its own."""
     await app.access.check_new(req.principal, namespace=req.body.namespace)
     await app.queues.check(req.body.queue)
     by = app.access.submitter(req.principal)
-    return await app.jobs.submit(req.body, by=by, key=req.idempotency_key)
+    return await app.jobs.submit(_traced(req), by=by, key=req.idempotency_key)
+
+
+def _traced(req: Request) -> SubmitJob:
+    """Return the submission with the trace context of its request."""
+    body: SubmitJob = req.body
+    env = body.runtime_env
+    given = variables(of_headers(req.http.headers))
+    if not given or "TRACEPARENT" in env.env_vars:
+        return body
+    env = msgspec.structs.replace(env, env_vars={**env.env_vars, **given})
+    return msgspec.structs.replace(body, runtime_env=env)
 
 
 async def attach_driver(app: GcsApp, req: Request) -> Job:
@@ -95,11 +108,11 @@ async def report_slow_rank(app: GcsApp, req: Request) -> SlowRank:
     return await app.jobs.report_slow_rank(req.path["job_id"], req.body)
 
 
-async def await_exit(app: GcsApp, req: Request) -> None:
+async def report_driver_exit(app: GcsApp, req: Request) -> None:
     await app.sessions.until_exit(req)
 
 
-async def serve_session(app: GcsApp, req: Request, ws: web.WebSocketResponse) -> None:
+async def hold_driver_session(app: GcsApp, req: Request, ws: web.WebSocketResponse) -> None:
     await app.sessions.serve(req, ws)
 
 
@@ -193,7 +206,7 @@ ROUTES = (
     Route(
         "POST",
         "/v1/jobs/{job_id}/exit",
-        await_exit,
+        report_driver_exit,
         query=DriverExitQuery,
         raw_body=True,
         stream=True,
@@ -245,7 +258,7 @@ ROUTES = (
     ),
     WebSocketRoute(
         "/v1/jobs/{job_id}/session",
-        serve_session,
+        hold_driver_session,
         roles=WORK,
         summary="Hold session of driver: the job fails if it ends without a finish",
         heartbeat_s=None,

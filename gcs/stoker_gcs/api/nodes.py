@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from stoker_gcs.api.events import watch
@@ -33,7 +34,8 @@ from stoker_wire.messages.cluster import (
 )
 from stoker_wire.messages.common import Empty
 from stoker_wire.messages.control import Page
-from stoker_wire.messages.queries import Leave, NodeQuery, WorkerQuery
+from stoker_wire.messages.node_api import NodeActivity, ReportBuilds
+from stoker_wire.messages.queries import ActivityQuery, Leave, NodeQuery, WorkerQuery
 
 if TYPE_CHECKING:
     from stoker_gcs.app import GcsApp
@@ -92,8 +94,27 @@ async def release_gpu(app: GcsApp, req: Request) -> None:
     await client.call("POST", f"/v1/gpus/{index}/release", reply=Empty, timeout_s=CALL_S)
 
 
+async def list_node_activity(app: GcsApp, req: Request) -> Page[NodeActivity]:
+    """The newest 10,000 entries, as long as its nodelet runs. Users see those of their jobs."""
+    node_id, query = req.path["node_id"], req.query
+    req.waiting_for(f"the nodelet of {node_id}")
+    page = await app.peers.nodelet(node_id).call(
+        "GET",
+        "/v1/activity",
+        reply=Page[NodeActivity],
+        query={name: one for name, one in msgspec.to_builtins(query).items() if one != ""},
+        timeout_s=CALL_S,
+        retry=False,
+    )
+    return await app.access.visible(req.principal, page)
+
+
 async def record_worker_exits(app: GcsApp, req: Request) -> None:
     await app.worker_exits.report(req.body)
+
+
+async def record_builds(app: GcsApp, req: Request) -> None:
+    await app.nodes.record_builds(req.body)
 
 
 async def list_workers(app: GcsApp, req: Request) -> Page[Worker]:
@@ -205,12 +226,29 @@ ROUTES = (
         summary="Put a quarantined GPU back to use",
     ),
     Route(
+        "GET",
+        "/v1/nodes/{node_id}/activity",
+        list_node_activity,
+        query=ActivityQuery,
+        reply=Page[NodeActivity],
+        roles=READERS,
+        summary="List what node did beside running calls",
+    ),
+    Route(
         "POST",
         "/v1/workers/exited",
         record_worker_exits,
         body=WorkersExited,
         roles=NODES,
         summary="Record worker exits",
+    ),
+    Route(
+        "POST",
+        "/v1/environments/reported",
+        record_builds,
+        body=ReportBuilds,
+        roles=NODES,
+        summary="Record what nodes install",
     ),
     Route(
         "GET",

@@ -10,14 +10,14 @@ from stoker_gcs.api import (
     events,
     groups,
     jobs,
-    logs,
     nodes,
-    outputs,
     queues,
     scheduler_proxy,
 )
-from stoker_gcs.api.history import past, tasks
-from stoker_gcs.api.storage import kv, objects
+from stoker_gcs.api.history import past, tasks, training
+from stoker_gcs.api.processes import logs, profiles
+from stoker_gcs.api.ray_jobs import routes as ray_jobs
+from stoker_gcs.api.storage import kv, objects, outputs
 
 if TYPE_CHECKING:
     from stoker_wire.http.server.routes import Route, WebSocketRoute
@@ -29,6 +29,7 @@ ROUTES: tuple[Route | WebSocketRoute, ...] = (
     *groups.ROUTES,
     *queues.ROUTES,
     *tasks.ROUTES,
+    *training.ROUTES,
     *past.ROUTES,
     *events.ROUTES,
     *control.ROUTES,
@@ -36,5 +37,7 @@ ROUTES: tuple[Route | WebSocketRoute, ...] = (
     *objects.ROUTES,
     *scheduler_proxy.ROUTES,
     *logs.ROUTES,
+    *profiles.ROUTES,
     *outputs.ROUTES,
+    *ray_jobs.ROUTES,
 )

@@ -63,7 +63,7 @@ async def list_leases(app: GcsApp, req: Request) -> Page[Lease]:
     return await app.access.visible(req.principal, page)
 
 
-async def list_queue(app: GcsApp, req: Request) -> Page[QueueEntry]:
+async def list_waiting_demands(app: GcsApp, req: Request) -> Page[QueueEntry]:
     query = _without_defaults(req.query)
     page = await app.peers.call_scheduler("GET", "/v1/queue", reply=Page[QueueEntry], query=query)
     return await app.access.visible(req.principal, page)
@@ -96,15 +96,15 @@ async def explain_queue(app: GcsApp, req: Request) -> QueueExplanation:
     return await app.peers.call_scheduler("GET", path, reply=QueueExplanation)
 
 
-async def explain_task_by_id(app: GcsApp, req: Request) -> Explanation:
+async def explain_task(app: GcsApp, req: Request) -> Explanation:
     return await app.explainer.task(req.path["task_id"])
 
 
-async def explain_actor_by_id(app: GcsApp, req: Request) -> Explanation:
+async def explain_actor(app: GcsApp, req: Request) -> Explanation:
     return await app.explainer.actor(req.path["actor_id"])
 
 
-async def explain_job_by_id(app: GcsApp, req: Request) -> Explanation:
+async def explain_job(app: GcsApp, req: Request) -> Explanation:
     return await app.explainer.job(req.path["job_id"])
 
 
@@ -146,7 +146,7 @@ ROUTES = (
     Route(
         "GET",
         "/v1/queue",
-        list_queue,
+        list_waiting_demands,
         query=ListQuery,
         reply=Page[QueueEntry],
         roles=READERS,
@@ -194,7 +194,7 @@ ROUTES = (
     Route(
         "GET",
         "/v1/tasks/{task_id}/explain",
-        explain_task_by_id,
+        explain_task,
         reply=Explanation,
         roles=READERS,
         summary="Explain why task waits, or what became of it",
@@ -202,7 +202,7 @@ ROUTES = (
     Route(
         "GET",
         "/v1/actors/{actor_id}/explain",
-        explain_actor_by_id,
+        explain_actor,
         reply=Explanation,
         roles=READERS,
         summary="Explain why actor waits, or what became of it",
@@ -210,7 +210,7 @@ ROUTES = (
     Route(
         "GET",
         "/v1/jobs/{job_id}/explain",
-        explain_job_by_id,
+        explain_job,
         reply=Explanation,
         roles=READERS,
         summary="Explain why job waits, or what became of it",

@@ -4,75 +4,91 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 from stoker_wire.errors import StokerError
 from stoker_wire.messages.cluster import NodeState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stoker_gcs.ephemeral.redis import RedisEphemeralStore
     from stoker_gcs.registry.jobs.registry import JobRegistry
     from stoker_gcs.registry.nodes.registry import NodeRegistry
     from stoker_gcs.registry.task_history import TaskHistory
     from stoker_gcs.state.records import StateStore
+    from stoker_gcs.store.group_commit import BatchQueue
     from stoker_wire.http.server.service import Service
-    from stoker_wire.process.metrics import Metrics
 
 _log = logging.getLogger(__name__)
-MEASURE_EVERY_S = 1.0
 PING_EVERY_S = 1.0
 PING_S = 2.0
 
 
 class Maintenance:
-    """The gauges of a gcs, and the loop that sets them."""
+    """The metrics of a gcs beside those of its tasks, and the look at its database."""
 
     def __init__(
         self,
-        metrics: Metrics,
+        service: Service,
         state: StateStore,
         *,
         nodes: NodeRegistry,
         jobs: JobRegistry,
         history: TaskHistory,
+        leads: Callable[[], bool],
     ) -> None:
         self._state = state
         self._nodes = nodes
-        self._jobs = jobs
-        self._history = history
-        self._seq_gauge = metrics.gauge("events_seq", "Sequence number of the newest event.")
-        self._nodes_gauge = metrics.gauge("nodes", "Nodes, by state.", ("state",))
-        self._jobs_gauge = metrics.gauge("jobs_live", "Jobs that have not ended.")
-        self._tasks_gauge = metrics.gauge("task_records", "Task records accepted since the start.")
-        self._dropped_gauge = metrics.gauge("task_records_dropped", "Task records lost: must be 0.")
-        self._unreadable_gauge = metrics.gauge(
-            "task_records_unreadable", "Damaged task records that lists met: must be 0."
-        )
-        self._commits_gauge = metrics.gauge("commits", "Transactions since the start.")
-        self._changes_gauge = metrics.gauge("changes", "Changes in those transactions.")
-        self._degraded_gauge = metrics.gauge("hot_store_degraded", "1 while Redis does not answer.")
+        self._service = service
+        self._show = show = service.metrics.show
+        log = state.log
+        show("stoker_leader", lambda: int(leads()))
+        show("stoker_nodes", self._count_nodes)
+        show("stoker_jobs_live", lambda: len(jobs.live))
+        show("stoker_events_total", lambda: log.kinds)
+        show("stoker_event_log_sequence", lambda: log.last)
+        show("stoker_event_watchers", lambda: log.watchers)
+        show("stoker_task_records_total", lambda: history.accepted)
+        show("stoker_task_records_dropped_total", lambda: history.dropped)
+        show("stoker_task_records_unreadable_total", lambda: history.unreadable)
+        show("stoker_database_up", lambda: int(not service.obstacle))
+        self._show_queues()
 
-    async def update_metrics(self) -> None:
-        """Set the gauges, until cancelled."""
-        state = self._state
-        while True:
-            self._seq_gauge.set(state.log.last)
-            states = [node.state for node in self._nodes.view.values()]
-            for node_state in NodeState:
-                self._nodes_gauge.labels(node_state.value).set(states.count(node_state))
-            self._jobs_gauge.set(len(self._jobs.live))
-            self._tasks_gauge.set(self._history.accepted)
-            self._dropped_gauge.set(self._history.dropped)
-            self._unreadable_gauge.set(self._history.unreadable)
-            self._commits_gauge.set(state.writer.changes.batches)
-            self._changes_gauge.set(state.writer.changes.items)
-            self._degraded_gauge.set(int(state.ephemeral.degraded))
-            await asyncio.sleep(MEASURE_EVERY_S)
+    def _count_nodes(self) -> dict[str, int]:
+        states = Counter(node.state for node in self._nodes.view.values())
+        return {state.value: states[state] for state in NodeState}
 
-    async def watch_database(self, service: Service) -> None:
+    def _show_queues(self) -> None:
+        """Show the transactions of the writer's two queues."""
+        writer = self._state.writer
+        queues: dict[str, BatchQueue[Any, Any]] = {
+            "changes": writer.changes,
+            "tasks": writer.tasks,
+        }
+
+        def show(name: str, read: Callable[[BatchQueue[Any, Any]], Any]) -> None:
+            self._show(name, lambda: {queue: read(one) for queue, one in queues.items()})
+
+        show("stoker_sql_transactions_total", lambda queue: queue.batches)
+        show("stoker_sql_failures_total", lambda queue: queue.failures)
+        show("stoker_sql_writes_total", lambda queue: queue.items)
+        show("stoker_sql_transaction_seconds", lambda queue: queue.seconds)
+        show("stoker_sql_queue_length", lambda queue: queue.waiting)
+
+    def show_redis(self, redis: RedisEphemeralStore) -> None:
+        """Show whether Redis answers, and how often it did."""
+        self._show("stoker_redis_up", lambda: int(not redis.degraded))
+        self._show("stoker_redis_round_trips_total", lambda: redis.round_trips)
+        self._show("stoker_redis_failures_total", lambda: redis.failures)
+
+    async def watch_database(self) -> None:
         """Have ``/readyz`` say whether the database answers, until cancelled.
 
         A load balancer then leaves a replica alone that could only refuse.
         """
+        service = self._service
         while True:
             await asyncio.sleep(PING_EVERY_S)
             why = ""

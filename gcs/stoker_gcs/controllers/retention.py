@@ -352,25 +352,35 @@ class Retention:
     async def _remove_blobs(self) -> dict[str, int]:
         """Remove blobs that were last used long ago, and before all that lives."""
         removed = {f"{kind}s": 0 for kind in (FUNCTIONS, PACKAGES)}
-        references: _References | None = None
+        unused = await self._unused_blobs()
+        if not unused:
+            return removed
+        references = await self._references()
+        # A process that lives asks for what it uses once, perhaps long ago.
+        since_s = references.since_s - self._settings.keep_blobs_s
+        kept: set[str] = set()
+        for kind, blob_id, _ in unused:
+            if references.names(blob_id):
+                kept |= {blob_id, *await self._blobs.pieces(kind, blob_id)}
+        for kind, blob_id, used_at_s in unused:
+            if used_at_s >= since_s or blob_id in kept:
+                continue
+            if await self._blobs.delete(kind, blob_id, used_at_s=used_at_s):
+                removed[f"{kind}s"] += 1
+                await asyncio.sleep(PAUSE_S)
+        return removed
+
+    async def _unused_blobs(self) -> list[tuple[str, str, float]]:
+        """Return the kind and id of all that was not used for long, and when it was."""
+        found: list[tuple[str, str, float]] = []
         after: tuple[str, ...] = ()
         before_s = self._state.now() - self._settings.keep_blobs_s
         while rows := await self._state.store.select(schema.BLOB_USES, after=after, limit=BATCH):
             after = (rows[-1]["kind"], rows[-1]["blob_id"])
-            for row in rows:
-                kind, blob_id, used_at_s = row["kind"], row["blob_id"], row["used_at_s"]
-                if used_at_s >= before_s:
-                    continue
-                references = references or await self._references()
-                # A process that lives asks for what it uses once, perhaps long ago.
-                since_s = references.since_s - self._settings.keep_blobs_s
-                if used_at_s >= since_s or references.names(blob_id):
-                    continue
-                if await self._blobs.delete(kind, blob_id, used_at_s=used_at_s):
-                    removed[f"{kind}s"] += 1
-                    await asyncio.sleep(PAUSE_S)
+            uses = [(row["kind"], row["blob_id"], row["used_at_s"]) for row in rows]
+            found += [use for use in uses if use[2] < before_s]
             await asyncio.sleep(PAUSE_S)
-        return removed
+        return found
 
     async def _references(self) -> _References:
         """Read what lives; what it refers to was there before it, and does not become old meanwhile."""

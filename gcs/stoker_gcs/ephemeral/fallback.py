@@ -39,6 +39,11 @@ class FallbackEphemeralStore:
         self._unsaved: set[tuple[str, str]] = set()
 
     @property
+    def kind(self) -> str:
+        """The place in which the wrapped store has its entries."""
+        return self._inner.kind
+
+    @property
     def shared(self) -> bool:
         """Whether other replicas see what is put here, through Redis or SQL."""
         return self._inner.shared or self._store.shared

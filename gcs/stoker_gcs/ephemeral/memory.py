@@ -14,6 +14,7 @@ Entry = tuple[bytes, float]
 class MemoryEphemeralStore:
     """Entries in dicts (:class:`stoker_gcs.ephemeral.protocol.EphemeralStore`); tests inject ``now``."""
 
+    kind = "memory"
     subscribed = False
     shared = False
     degraded = False

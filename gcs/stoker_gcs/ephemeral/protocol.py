@@ -16,6 +16,11 @@ class EphemeralStore(Protocol):
     """
 
     @property
+    def kind(self) -> str:
+        """``memory`` or ``redis``."""
+        ...
+
+    @property
     def shared(self) -> bool:
         """Whether other replicas see what is put here, right now."""
         ...

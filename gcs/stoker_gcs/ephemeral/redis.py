@@ -46,6 +46,8 @@ _GONE = (RedisError, OSError, TimeoutError, RuntimeError)
 class RedisEphemeralStore:
     """Entries in memory and in Redis (:class:`stoker_gcs.ephemeral.protocol.EphemeralStore`)."""
 
+    kind = "redis"
+
     def __init__(self, url: str, now: Callable[[], float] = time.time) -> None:
         self._memory = MemoryEphemeralStore(now)
         self._now = now
@@ -61,6 +63,8 @@ class RedisEphemeralStore:
         self._background = Background("gcs-redis")
         self.degraded = True
         self.subscribed = False
+        self.round_trips = 0
+        self.failures = 0
 
     @property
     def shared(self) -> bool:
@@ -137,6 +141,7 @@ class RedisEphemeralStore:
                 await asyncio.sleep(RETRY_S)
                 continue
             sent = announced
+            self.round_trips += 1
             if lost and not self.degraded:
                 _log.info("Redis was emptied: it gets all entries again")
                 self._mark_all_dirty()
@@ -183,6 +188,7 @@ class RedisEphemeralStore:
             await asyncio.sleep(RETRY_S)
 
     def _degrade(self, error: BaseException) -> None:
+        self.failures += 1
         if not self.degraded:
             _log.warning("Redis does not answer (%s): going on from memory and SQL", error)
         self.degraded = True

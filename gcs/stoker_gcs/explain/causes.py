@@ -76,13 +76,13 @@ class _Groups:
         alike: str = "",
     ) -> None:
         """Count one actor or task; without a demand, equal ``alike`` (or note) makes one group."""
-        cause = (alike or _ID.sub("", note)) if demand is None else _class_of(demand)
+        cause = (alike or _ID.sub("", note)) if demand is None else class_of(demand)
         key = (kind, name, state, cause)
         group = self.by_key.setdefault(key, _Group(kind, name, state, id_, demand, note))
         group.count += 1
 
 
-def _class_of(demand: Demand) -> bytes:
+def class_of(demand: Demand) -> bytes:
     return msgspec.msgpack.encode(msgspec.structs.replace(demand, locality={}), order="sorted")
 
 

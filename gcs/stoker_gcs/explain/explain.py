@@ -13,6 +13,7 @@ import msgspec
 
 from stoker_gcs.explain.causes import WaitingGroups, cause_of, short_of
 from stoker_gcs.explain.held_jobs import clause_of, hold_of
+from stoker_gcs.history.sentences import innermost
 from stoker_gcs.registry.actors.rules import ACTORS, lease_job, waits
 from stoker_gcs.registry.groups.placement import request_for
 from stoker_gcs.registry.groups.rules import GROUPS, missing
@@ -24,7 +25,8 @@ from stoker_gcs.store.rows import event_of
 from stoker_wire.errors import NotFoundError, StokerError
 from stoker_wire.messages.cluster import Demand, LeaseKind
 from stoker_wire.messages.control import Event, Explanation, WaitPhase
-from stoker_wire.messages.work import ActorState, JobState, TaskState
+from stoker_wire.messages.events import EventKind, payload_as
+from stoker_wire.messages.work import ActorState, JobState, SlowTask, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,6 +198,8 @@ class Explainer:
         if last.reconstructs:
             which = f"re-execution {last.reconstructions}, lineage depth {last.lineage_depth}"
             summary += f"; executed again ({which}) as {last.reconstructs}"
+        if not last.state.terminal:
+            summary += await self._slowness(task_id, last.attempt)
         if last.actor_id and not last.state.terminal:
             of_actor = await self.actor(last.actor_id)
             summary = f"{summary}; {of_actor.summary}"
@@ -207,6 +211,19 @@ class Explainer:
             demand=last.demand,
             phase=WaitPhase.DEPENDENCY if last.state in _BEFORE_ITS_TURN else None,
         )
+
+    async def _slowness(self, task_id: str, attempt: int) -> str:
+        """Return a clause on what a worker has noticed of an attempt that runs long."""
+        where = {"subject": task_id, "kind": EventKind.TASK_SLOW.value}
+        rows = await self._state.store.select(schema.EVENTS, where, limit=MAX_EVENTS)
+        for row in reversed(rows):
+            slow = payload_as(event_of(row), SlowTask)
+            if slow is not None and slow.attempt == attempt:
+                return (
+                    f"; it runs much longer than its function does (p99 {slow.p99_s:.3g} s): after "
+                    f"{slow.ran_s:.3g} s it was in {innermost(slow)}"
+                )
+        return ""
 
     async def _producer(self, waiting_for: str) -> str:
         """Return a clause that names the task whose result an argument is, if the history has it."""

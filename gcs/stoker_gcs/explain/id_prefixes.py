@@ -11,6 +11,7 @@ from stoker_gcs.registry.actors.rules import ACTORS
 from stoker_gcs.registry.groups.rules import GROUPS
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.registry.nodes.rules import NODES
+from stoker_gcs.registry.objects.rules import OBJECTS
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Prefix
 from stoker_wire import ids
@@ -29,6 +30,7 @@ KINDS = {
     "actor": ids.Prefix.ACTOR,
     "worker": ids.Prefix.WORKER,
     "placement group": ids.Prefix.GROUP,
+    "object": ids.Prefix.OBJECT,
 }
 _ATTEMPTS = 4
 """Rows read per task: one that was retried has several."""
@@ -52,6 +54,7 @@ class IdFinder:
             "actor": self._actors,
             "worker": self._workers,
             "placement group": self._groups,
+            "object": self._objects,
         }
         for kind, stem in KINDS.items():
             if _may_begin(query.prefix, f"{stem}_") and len(matches) < wanted:
@@ -106,6 +109,14 @@ class IdFinder:
             IdMatch(id=g.group_id, kind="placement group", state=g.state, name=g.name)
             for g in groups
         ]
+
+    async def _objects(self, prefix: str, limit: int) -> list[IdMatch]:
+        """Return detached objects; others are known to their owners only."""
+        rows = await self._state.store.select(
+            schema.DETACHED_OBJECTS, {"object_id": Prefix(prefix)}, limit=limit
+        )
+        objects = [OBJECTS.decode(row).record for row in rows]
+        return [IdMatch(id=o.object_id, kind="object", state=o.state, name=o.name) for o in objects]
 
     async def _workers(self, prefix: str, limit: int) -> list[IdMatch]:
         matches = {

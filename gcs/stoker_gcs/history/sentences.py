@@ -8,12 +8,15 @@ from stoker_wire.errors import OutOfMemoryError, PreemptedError
 from stoker_wire.messages.cluster import Node, WorkerExit
 from stoker_wire.messages.events import EventKind, Payload, StoryLine, payload_of
 from stoker_wire.messages.groups import PlacementGroup
+from stoker_wire.messages.node_api import BuildState, EnvironmentBuild
 from stoker_wire.messages.schedules import Schedule
-from stoker_wire.messages.work import Actor, Job, SlowRank, TaskRecord, TaskState
+from stoker_wire.messages.work import Actor, Job, SlowRank, SlowTask, TaskRecord, TaskState
 
 if TYPE_CHECKING:
+    from stoker_wire.data.spans import Span
     from stoker_wire.messages.control import Event
 
+_FRAMES = 3
 _Sentence = tuple[str, str]
 """What happened, and why."""
 
@@ -35,13 +38,29 @@ def line_of(event: Event) -> StoryLine:
         text, why = _group(event.kind, payload)
     elif isinstance(payload, WorkerExit):
         text, why = _exit(payload)
+    elif isinstance(payload, EnvironmentBuild):
+        text, why = _build(payload)
     elif isinstance(payload, SlowRank):
         text = f"rank {payload.rank} of job {payload.job_id} is {payload.ratio:g} times slower"
+    elif isinstance(payload, SlowTask):
+        text, why = _slow(payload)
     elif isinstance(payload, Schedule):
         text, why = f"schedule {payload.name}: {_verb(event.kind)}", payload.message
     return StoryLine(
         at_s=event.at_s, kind=event.kind, about=event.subject, text=text, why=why, seq=event.seq
     )
+
+
+def _slow(task: SlowTask) -> _Sentence:
+    usual = f"99 of 100 runs of {task.name} take {task.p99_s:.3g} s at most"
+    text = f"task {task.task_id} has run for {task.ran_s:.3g} s, while {usual}"
+    return text, f"it is in {innermost(task)}"
+
+
+def innermost(task: SlowTask) -> str:
+    """Return the innermost functions of a slow task, as a clause."""
+    frames = [line.strip() for line in task.stack.splitlines() if line.startswith("  ")]
+    return ", called by ".join(frames[:_FRAMES]) or "code that was not seen"
 
 
 def _verb(kind: str) -> str:
@@ -159,6 +178,19 @@ def _exit(exit_: WorkerExit) -> _Sentence:
     return text, exit_.cause
 
 
+def _build(build: EnvironmentBuild) -> _Sentence:
+    what = f"{build.what} for job {build.job_id}"
+    match build.state:
+        case BuildState.READY:
+            return f"node {build.node_id} has installed {what}, in {build.took_s:.1f} s", ""
+        case BuildState.FAILED:
+            return (
+                f"node {build.node_id} cannot install {what}, after {build.took_s:.1f} s",
+                build.message,
+            )
+    return f"node {build.node_id} installs {what}", ""
+
+
 def lines_of_attempt(record: TaskRecord, before: TaskRecord | None = None) -> list[StoryLine]:
     """Return the lines of an attempt, which follows the attempt ``before``: submitted, begun, ended."""
     name = f"attempt {record.attempt} of task {record.task_id}"
@@ -179,12 +211,24 @@ def lines_of_attempt(record: TaskRecord, before: TaskRecord | None = None) -> li
     actor = f" of actor {record.actor_id}" if record.actor_id else ""
     waited = _after(record.submitted_at_s if before is None else None, began_s)
     add(began_s, "task.started", f"{name} began{where}{actor}{waited}")
+    if record.spans is not None:
+        for span in record.spans.items:
+            add(span.started_at_s, "task.span", _span(span))
+        if left := record.spans.left_out:
+            add(ended_s, "task.span", f"{left} more spans were beyond the bounds of an attempt")
     if record.state.terminal:
         # Of one whose worker died at once, nobody has told when it began.
         ran = _after(began_s, ended_s) if began_s is not None else where
         at_s = ended_s or began_s or record.submitted_at_s
         add(at_s, "task.ended", f"{name} is {record.state}{ran}", _why(record))
     return lines
+
+
+def _span(span: Span) -> str:
+    ended = f", ended by {span.error}" if span.error else ""
+    given = ", ".join(f"{name}={value}" for name, value in span.attributes.items())
+    named = f"{span.name} ({given})" if given else span.name
+    return f"{named} took {max(0.0, span.ended_at_s - span.started_at_s):.3f} s{ended}"
 
 
 def _after(from_s: float | None, to_s: float | None) -> str:

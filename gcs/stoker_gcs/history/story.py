@@ -199,6 +199,8 @@ class Storyteller:
             lines.add_attempt(record, before)
             before = record
             await self._add_surroundings(lines, record)
+        slow = (EventKind.TASK_SLOW.value,)
+        lines.add(*await self._events_of(lines, task_id, kinds=slow))
         begins = [one for one in (attempts[0].submitted_at_s, attempts[0].started_at_s) if one]
         began_at_s = min(begins, default=0.0)
         ended_at_s = max((one.ended_at_s or math.inf) for one in attempts)
@@ -283,7 +285,7 @@ class Storyteller:
         events = await self._events_of(lines, job_id)
         job = found.record if found is not None else None
         for event in events:
-            job = payload_as(event, Job) if found is None else job
+            job = (payload_as(event, Job) or job) if found is None else job
         if job is None:
             raise NotFoundError(f"there is no job {job_id!r}")
         lines.add(*events)

@@ -25,6 +25,7 @@ from stoker_wire.http.auth import channel_proof
 from stoker_wire.http.principals import ANONYMOUS, ROOT, Principal
 from stoker_wire.messages.common import ANY_NAMESPACE, Role
 from stoker_wire.messages.control import IdMatches
+from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.kernels import TUNING_NAMESPACE
 from stoker_wire.messages.objects import ACTOR_NAMESPACE, CACHE_NAMESPACE
 from stoker_wire.messages.work import DETACHED_JOB, ActorState
@@ -174,7 +175,7 @@ class Access:
         if kind == "story":
             kind = _KINDS.get(params["id"].partition("_")[0], "")
         id_ = next(iter(params.values()))
-        if kind == "jobs":
+        if kind in ("jobs", "training-runs"):
             return await self._owned_job(id_)
         if kind == "tasks":
             rows = await self._state.store.select(
@@ -218,6 +219,21 @@ class Access:
             return False
         of_job = Role.JOB in principal.roles
         return not (of_job and changes and owned.job_id) or parent == principal.origin_job_id
+
+    async def runs_for(self, principal: Principal, job_id: str) -> bool:
+        """Return whether what runs for a job is the principal's own, or it is an admin."""
+        if principal.owns_all:
+            return True
+        owned = await self._owned_job(job_id) if job_id else None
+        return owned is not None and await self._owns(principal, owned, changes=True)
+
+    async def check_runs(self, principal: Principal, job_id: str, what: str) -> None:
+        """Raise ForbiddenError unless a principal may look into what runs for a job."""
+        if not await self.runs_for(principal, job_id):
+            raise ForbiddenError(
+                f"{what} is not {principal}'s\nits owner may look into it, and an admin",
+                field="Authorization",
+            )
 
     async def check_new(
         self, principal: Principal, *, job_id: str = "", namespace: str | None = None
@@ -308,6 +324,9 @@ class Access:
 
     def shown(self, principal: Principal, event: Event) -> Event:
         """Return an event as a principal may see it: of other people users learn nothing."""
+        if event.kind == EventKind.TASK_SLOW and not principal.owns_all:
+            own = Role.VIEWER not in principal.roles  # of others' it sees no event at all
+            event = event if own else _without_stack(event)
         if principal.sees_all or event.by is None or event.by.name == principal.name:
             return event
         return msgspec.structs.replace(event, by=None)
@@ -337,7 +356,13 @@ class Access:
         return sees
 
 
-_KINDS = {"job": "jobs", "a": "actors", "t": "tasks", "pg": "placement-groups"}
+_KINDS = {
+    "job": "jobs",
+    "a": "actors",
+    "t": "tasks",
+    "pg": "placement-groups",
+    "o": "detached-objects",
+}
 """The kind of what an id names, by its prefix; nodes are nobody's own."""
 _NONE = ("",)
 """A condition that nothing meets."""
@@ -347,6 +372,12 @@ def _may_use(principal: Principal, namespace: str) -> bool:
     """Return whether names in a namespace are the principal's; all share what was measured of kernels."""
     own_cache = f"{CACHE_NAMESPACE}/{principal.name}"
     return principal.may_use(namespace) or namespace in (TUNING_NAMESPACE, own_cache)
+
+
+def _without_stack(event: Event) -> Event:
+    """Return the event of a slow task for one who may not look into programs."""
+    payload = {name: value for name, value in event.payload.items() if name != "stack"}
+    return msgspec.structs.replace(event, payload={**payload, "stack": ""})
 
 
 def _refused(why: str) -> UnauthorizedError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
 from stoker_gcs.state.numbering import GAP, Numbering, gap_of
@@ -58,6 +58,10 @@ class EventLog:
         self.last = 0
         self.compacted = 0
         self.numbering = Numbering()
+        self.kinds: Counter[str] = Counter()
+        """How many events of each kind came since the start."""
+        self.watchers = 0
+        """Watches of others that follow it now."""
 
     async def start(self) -> None:
         """Read from SQL where the log ends, and which numbers it skips."""
@@ -110,6 +114,7 @@ class EventLog:
         while len(self._ring) > RING_SIZE:
             self._floor = self._ring.popleft().seq
         for event in events:
+            self.kinds[event.kind] += 1
             for signal in self._waiting.get(event.subject, ()):
                 signal.set()
         self._moved.set()

@@ -5,7 +5,7 @@ milliseconds, without SQLAlchemy or Alembic. ``tables.py`` turns it into SQLAlch
 migrations, and a contract test proves that migrating and creating give the same schema.
 
 A state table holds the msgpack of the wire record in ``record`` and, beside it, only the columns that
-a WHERE needs (in ``tasks``, what the columns do not say: :class:`stoker_wire.data.spool.TaskFacts`).
+a WHERE needs (in ``tasks``, what its first columns do not say: :class:`stoker_wire.data.spool.TaskFacts`).
 Texts that are searched by their beginning (the keys, the subjects of events) compare as bytes, as
 everywhere in SQLite; PostgreSQL gets ``COLLATE "C"``, so that its index serves the search.
 ``version`` counts the changes of a row: writers compare and swap on it.
@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-REVISION = "0010"
+REVISION = "0012"
 """The Alembic revision that this description equals. A change here needs a migration and a new one."""
 
 
@@ -44,7 +44,8 @@ class Table:
 
     ``searched`` names text columns beside the key that are searched by their beginning. The rows of
     a ``listed`` table are numbered in the order in which they came: SQLite does so by itself in
-    ``rowid``, PostgreSQL in a column of that name; a change of a row keeps its number.
+    ``rowid``, PostgreSQL in a column of that name; a change of a row keeps its number. A ``clustered``
+    one has none in SQLite: its rows lie in the order of their key, which ranges of it are read by.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Table:
     unique: tuple[tuple[str, ...], ...] = ()
     counted: bool = False
     listed: bool = False
+    clustered: bool = False
     searched: tuple[str, ...] = ()
 
     @property
@@ -199,11 +201,84 @@ TASKS = Table(
         _TEXT("actor_id"),
         _int("rank"),
         _RECORD,
+        _float("submitted_at_s", null=True),
+        _float("started_at_s", null=True),
+        _float("ended_at_s", null=True),
+        Column("worker_id", null=True),
     ),
     key=("task_id", "attempt"),
-    indexes=(("job_id", "state"), ("state", "job_id")),
+    indexes=(("job_id",), ("state", "job_id"), ("job_id", "started_at_s")),
     listed=True,
 )
+TASK_COUNTS = Table(
+    "task_counts",
+    (_TEXT("job_id"), _TEXT("name"), _TEXT("state"), _TEXT("code"), _int("count")),
+    key=("job_id", "name", "state", "code"),
+)
+"""How many attempts of each function of a job are in each state, and with which error: of those that
+retention has removed as well. Written with the attempts (:mod:`stoker_gcs.store.task_counts`)."""
+TASK_DURATIONS = Table(
+    "task_durations",
+    (
+        _TEXT("job_id"),
+        _TEXT("name"),
+        _TEXT("measure"),
+        _int("bucket"),
+        _int("count"),
+        _float("total_s"),
+    ),
+    key=("job_id", "name", "measure", "bucket"),
+)
+"""How long the attempts of each function of a job ran and waited, as a histogram."""
+USAGE = Table(
+    "usage",
+    (_int("step_s"), _int("at_s"), _bytes("value")),
+    key=("step_s", "at_s"),
+)
+"""How the cluster was used: a sample for each step of time, of several lengths
+(:mod:`stoker_gcs.controllers.usage`)."""
+TRAINING_RUNS = Table(
+    "training_runs",
+    (_TEXT("job_id"), _TEXT("run"), _float("first_at_s")),
+    key=("job_id", "run"),
+    listed=True,
+)
+TRAINING_METRICS = Table(
+    "training_metrics",
+    (
+        _TEXT("job_id"),
+        _TEXT("run"),
+        _TEXT("metric"),
+        _int("series"),
+        _int("count"),
+        _int("first_step"),
+        _int("last_step"),
+        _int("newest_step"),
+        _float("first_at_s"),
+        _float("newest_at_s"),
+        _float("newest_value", null=True),
+    ),
+    key=("job_id", "run", "metric"),
+)
+"""The metrics of each run, and the newest value of each: NULL for one that is not a number."""
+TRAINING_VALUES = Table(
+    "training_values",
+    (
+        _int("series"),
+        _int("width"),
+        _int("step"),
+        _int("count"),
+        _float("total"),
+        _float("low", null=True),
+        _float("high", null=True),
+        _int("nans"),
+        _float("at_s"),
+    ),
+    key=("series", "width", "step"),
+    clustered=True,
+)
+"""The values of metrics by step (``width`` 1), and added up over wider ranges of steps
+(:mod:`stoker_gcs.store.training`)."""
 KV = Table(
     "kv",
     (
@@ -281,6 +356,12 @@ TABLES: tuple[Table, ...] = (
     SCHEDULES,
     LEASES,
     TASKS,
+    TASK_COUNTS,
+    TASK_DURATIONS,
+    USAGE,
+    TRAINING_RUNS,
+    TRAINING_METRICS,
+    TRAINING_VALUES,
     KV,
     KV_REQUESTS,
     BLOBS,
@@ -316,7 +397,8 @@ def sqlite_ddl() -> list[str]:
             lines[0] += " PRIMARY KEY AUTOINCREMENT"
         else:
             lines.append(f"PRIMARY KEY ({', '.join(table.key)})")
-        statements.append(f"CREATE TABLE {table.name} ({', '.join(lines)})")
+        kind = " WITHOUT ROWID" if table.clustered else ""
+        statements.append(f"CREATE TABLE {table.name} ({', '.join(lines)}){kind}")
         for columns, unique in [(c, False) for c in table.indexes] + [
             (c, True) for c in table.unique
         ]:

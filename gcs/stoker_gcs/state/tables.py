@@ -54,4 +54,11 @@ def _table(table: schema.Table, into: sa.MetaData) -> sa.Table:
     if table.listed:
         arrival = (schema.ARRIVAL,)
         indexes.append(sa.Index(schema.index_name(table, arrival, unique=False), *arrival))
-    return sa.Table(table.name, into, *columns, *indexes, sqlite_autoincrement=table.counted)
+    return sa.Table(
+        table.name,
+        into,
+        *columns,
+        *indexes,
+        sqlite_autoincrement=table.counted,
+        sqlite_with_rowid=not table.clustered,
+    )

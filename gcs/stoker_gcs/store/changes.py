@@ -53,7 +53,15 @@ class Unexpired:
     now_s: float
 
 
-Condition: TypeAlias = Value | tuple[Value, ...] | Prefix | Expired | Unexpired
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A condition: the column is a number from ``first`` to ``last``, both included."""
+
+    first: float
+    last: float
+
+
+Condition: TypeAlias = Value | tuple[Value, ...] | Prefix | Expired | Unexpired | Between
 
 
 class WriteConflict(Exception):

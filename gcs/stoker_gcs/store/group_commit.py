@@ -8,10 +8,12 @@ actor by more than one batch. Both queues are bounded: a full one makes its call
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from stoker_gcs.store.changes import WriteConflict
 from stoker_wire.errors import UnavailableError
+from stoker_wire.process.metrics import Distribution
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -46,6 +48,14 @@ class BatchQueue(Generic[T, R]):
         self._closed = False
         self.batches = 0
         self.items = 0
+        self.failures = 0
+        self.seconds = Distribution()
+        """What each batch took that was written."""
+
+    @property
+    def waiting(self) -> int:
+        """The number of items that wait for their batch."""
+        return self._queue.qsize()
 
     async def put(self, item: T) -> R:
         """Return the item's result once its batch is written."""
@@ -96,13 +106,16 @@ class BatchQueue(Generic[T, R]):
     async def _commit(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
         if not batch:
             return
+        began_s = time.perf_counter()
         try:
             results = await self._write([item for item, _ in batch])
         except Exception as error:
+            self.failures += 1
             for _, done in batch:
                 if not done.done():
                     done.set_exception(error)
             return
+        self.seconds.observe(time.perf_counter() - began_s)
         self.batches += 1
         self.items += len(batch)
         for (_, done), result in zip(batch, results, strict=True):

@@ -5,12 +5,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker_gcs.state.schema import ARRIVAL, EVENTS, TABLES, TASKS, Table
+from stoker_gcs.state.schema import (
+    ARRIVAL,
+    EVENTS,
+    TABLES,
+    TASK_COUNTS,
+    TASK_DURATIONS,
+    TASKS,
+    TRAINING_METRICS,
+    TRAINING_RUNS,
+    TRAINING_VALUES,
+    Table,
+)
 from stoker_gcs.store.changes import (
+    Between,
     Delete,
     Expired,
     Insert,
@@ -21,13 +33,16 @@ from stoker_gcs.store.changes import (
     WriteConflict,
     stamped,
 )
-from stoker_gcs.store.rows import numbered
-from stoker_gcs.store.task_merge import merge_all, merge_rows
+from stoker_gcs.store.rows import TASK_ROW, numbered
+from stoker_gcs.store.task_counts import NamesInUse, deltas, merged_with
+from stoker_gcs.store.task_merge import merge_all
+from stoker_gcs.store.training import batch_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from stoker_gcs.store.changes import Change, Condition, Operation, Row, Value
+    from stoker_gcs.store.training import Point
     from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.control import Event
 
@@ -38,6 +53,7 @@ class MemoryStore:
     """A store of one process that keeps nothing (:class:`stoker_gcs.store.protocol.Store`)."""
 
     shared = False
+    kind = "memory"
 
     def __init__(self) -> None:
         self._tables: dict[str, dict[Key, Row]] = {table.name: {} for table in TABLES}
@@ -45,12 +61,17 @@ class MemoryStore:
         self._events: list[Event] = []
         self._last = 0
         self._compacted = 0
+        self._counted = NamesInUse()
 
     async def start(self) -> None:
         """Do nothing: there is nothing to connect to."""
 
     async def stop(self) -> None:
         """Do nothing: there is nothing to close."""
+
+    async def nbytes(self) -> int | None:
+        """Return None: nobody counts what it has in memory."""
+        return None
 
     async def end_stalled(self) -> None:
         """Do nothing: nobody else writes here."""
@@ -173,6 +194,62 @@ class MemoryStore:
         rows = [row for row in self._rows(table).values() if _matches(row, where or {})]
         return len(rows), sum(row[column] for row in rows)
 
+    async def grouped(
+        self,
+        table: Table,
+        by: Sequence[str],
+        sums: Sequence[str],
+        where: Mapping[str, Condition] | None = None,
+    ) -> list[Row]:
+        """Return how many rows match for each of the values of ``by``, as ``n``, and sums of columns."""
+        groups: dict[Key, Row] = {}
+        for row in self._tables[table.name].values():
+            if _matches(row, where or {}):
+                key = tuple(row[name] for name in by)
+                none = {**dict(zip(by, key, strict=True)), **dict.fromkeys((*sums, "n"), 0)}
+                group = groups.setdefault(key, none)
+                group["n"] += 1
+                for name in sums:
+                    group[name] += row[name]
+        return [groups[key] for key in sorted(groups)]
+
+    async def first_start(self, where: Mapping[str, Condition]) -> float | None:
+        """Return when the first of the attempts that match began; None if none has."""
+        rows = [row for row in self._tables[TASKS.name].values() if _matches(row, where)]
+        starts = [row["started_at_s"] for row in rows if row["started_at_s"] is not None]
+        return min(starts, default=None)
+
+    async def busy(
+        self, where: Mapping[str, Condition], first_s: float, bucket_s: float
+    ) -> list[Row]:
+        """Return what attempts of up to a bucket add to each bucket of time of each worker."""
+        cells: dict[Key, Row] = {}
+        for row in self._tables[TASKS.name].values():
+            if not _matches(row, where) or row["ended_at_s"] is None:
+                continue
+            run_s = row["ended_at_s"] - row["started_at_s"]
+            if run_s <= bucket_s:
+                lane = {name: row[name] for name in ("node_id", "worker_id", "actor_id")}
+                bucket = int((row["started_at_s"] - first_s) / bucket_s)
+                none = {**lane, "bucket": bucket, "n": 0, "busy_s": 0.0}
+                cell = cells.setdefault((row["worker_id"], bucket), none)
+                cell["n"] += 1
+                cell["busy_s"] += run_s
+        return list(cells.values())
+
+    async def long_attempts(
+        self, where: Mapping[str, Condition], longer_s: float, columns: Sequence[str], *, limit: int
+    ) -> list[Row]:
+        """Return attempts that match and ran longer, or run, those that began first."""
+        rows = [
+            row
+            for row in self._tables[TASKS.name].values()
+            if _matches(row, where)
+            and (row["ended_at_s"] is None or row["ended_at_s"] - row["started_at_s"] > longer_s)
+        ]
+        rows.sort(key=lambda row: row["started_at_s"])
+        return [{name: row[name] for name in columns} for row in rows[:limit]]
+
     async def distinct(
         self, table: Table, column: str, where: Mapping[str, Condition] | None = None
     ) -> list[Value]:
@@ -200,10 +277,62 @@ class MemoryStore:
     async def put_tasks(self, rows: Sequence[TaskRow]) -> None:
         """Merge attempts into the history."""
         table = self._tables[TASKS.name]
-        for key, row in merge_all(rows).items():
-            known = table.get(key)
-            merged = row if known is None else merge_rows(tuple(known.values()), row)
-            table[key] = dict(zip(TASKS.names, merged, strict=True))
+        new = merge_all(rows)
+        known = {key: tuple(table[key][name] for name in TASK_ROW) for key in new if key in table}
+        changed = merged_with(known, new)
+        for _, now in changed:
+            table[now[0], now[1]] = dict(zip(TASKS.names, now, strict=True))
+        counts, durations = deltas(changed, self._counted)
+        self._increment(TASK_COUNTS, counts)
+        self._increment(TASK_DURATIONS, durations)
+
+    async def put_points(self, points: Sequence[Point]) -> None:
+        """Store values of training: by step alone, for a curve adds them up."""
+        batch = batch_of(points)
+        runs, values = self._tables[TRAINING_RUNS.name], self._tables[TRAINING_VALUES.name]
+        for key in batch.runs:
+            runs.setdefault(key[:2], dict(zip(TRAINING_RUNS.names, key, strict=True)))
+        for one in batch.metrics:
+            self._add_metric(dict(zip(TRAINING_METRICS.names, one, strict=True)))
+        for value in batch.values:
+            known = values.get(value[:3])
+            if known is None or known["at_s"] <= value[-1]:
+                values[value[:3]] = dict(zip(TRAINING_VALUES.names, value, strict=True))
+
+    def _add_metric(self, new: Row) -> None:
+        row = self._tables[TRAINING_METRICS.name].setdefault(_key(TRAINING_METRICS, new), new)
+        if row is new:
+            return
+        row["count"] += new["count"]
+        for name, choose in (("first_step", min), ("last_step", max), ("first_at_s", min)):
+            row[name] = choose(row[name], new[name])
+        if new["newest_at_s"] >= row["newest_at_s"]:
+            row |= {name: new[name] for name in new if name.startswith("newest_")}
+
+    async def curve(self, series: int, first: int, last: int, size: int) -> list[Row]:
+        """Return what the values of a series are in each range of ``size`` steps, from ``first`` on."""
+        ranges: dict[int, list[Row]] = {}
+        for (one, _, step), row in sorted(self._tables[TRAINING_VALUES.name].items()):
+            if one == series and first <= int(step) <= last:
+                ranges.setdefault((int(step) - first) // size, []).append(row)
+        return [
+            {
+                "step": rows[0]["step"],
+                **{name: sum(row[name] for row in rows) for name in ("count", "total", "nans")},
+                "low": min((r["low"] for r in rows if r["low"] is not None), default=None),
+                "high": max((r["high"] for r in rows if r["high"] is not None), default=None),
+                "at_s": max(row["at_s"] for row in rows),
+            }
+            for rows in ranges.values()
+        ]
+
+    def _increment(self, table: Table, added: Sequence[tuple[Any, ...]]) -> None:
+        for values in added:
+            new = dict(zip(table.names, values, strict=True))
+            row = self._tables[table.name].setdefault(_key(table, new), new)
+            if row is not new:
+                for name in table.names[len(table.key) :]:
+                    row[name] += new[name]
 
 
 def _key(table: Table, row: Row) -> Key:
@@ -221,6 +350,8 @@ def _matches(row: Row, where: Mapping[str, Condition]) -> bool:
             fits = value is not None and value <= wanted.now_s
         elif isinstance(wanted, Unexpired):
             fits = value is None or value > wanted.now_s
+        elif isinstance(wanted, Between):
+            fits = value is not None and wanted.first <= value <= wanted.last
         else:
             fits = value == wanted
         if not fits:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncpg import InterfaceError, PostgresError
 from sqlalchemy import text
@@ -23,12 +23,23 @@ from sqlalchemy.exc import (
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from stoker_gcs.state.schema import REVISION, TASKS, Type
+from stoker_gcs.state.schema import (
+    REVISION,
+    TASK_COUNTS,
+    TASK_DURATIONS,
+    TASKS,
+    TRAINING_METRICS,
+    TRAINING_RUNS,
+    TRAINING_VALUES,
+    Type,
+)
 from stoker_gcs.store import statements as sql
+from stoker_gcs.store import training
 from stoker_gcs.store.changes import WriteConflict
 from stoker_gcs.store.rows import numbered
 from stoker_gcs.store.sql_reads import SqlReads, compaction, not_migrated
-from stoker_gcs.store.task_merge import merge_all, merge_rows
+from stoker_gcs.store.task_counts import Changed, NamesInUse, deltas, merged_with
+from stoker_gcs.store.task_merge import merge_all
 from stoker_wire.errors import DatabaseError, UnavailableError
 
 if TYPE_CHECKING:
@@ -36,6 +47,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from stoker_gcs.state.schema import Table
     from stoker_gcs.store.changes import Change, Row
     from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.control import Event
@@ -83,6 +95,9 @@ class PostgresStore(SqlReads):
     """A store that several replicas share (:class:`stoker_gcs.store.protocol.Store`)."""
 
     shared = True
+    kind = "postgresql"
+    size = "SELECT pg_database_size(current_database()) AS n"
+    whole = "FLOOR({})"
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -103,6 +118,7 @@ class PostgresStore(SqlReads):
         )
         # A read is one statement, so a transaction around it would only cost round trips.
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._counted = NamesInUse()
         self._shown = self._engine.url.render_as_string(hide_password=True)
 
     async def start(self) -> None:
@@ -215,7 +231,7 @@ class PostgresStore(SqlReads):
 
     async def put_tasks(self, rows: Sequence[TaskRow]) -> None:
         """Merge attempts into the history in one transaction."""
-        merged = merge_all(rows)
+        merged = merge_all(map(_storable, rows))
         if not merged:
             return
         try:
@@ -227,28 +243,71 @@ class PostgresStore(SqlReads):
     async def _put(
         self, connection: AsyncConnection, merged: Mapping[tuple[str, int], TaskRow]
     ) -> None:
-        """Add the attempts that are new, and merge the others: each row is written once.
+        """Add the attempts that are new, merge the others, and count them: each row is written once.
 
         No COPY, though it costs less: a replica that freezes within one keeps its locks, for the server
         takes it for active (see ``IDLE_IN_TRANSACTION_MS``).
         """
         wanted = {"task_id": list({task_id for task_id, _ in merged})}
 
-        async def read() -> dict[tuple[str, int], TaskRow]:
-            rows = await connection.execute(_text(sql.KNOWN_TASKS_BY_COLUMN), wanted)
-            return {(row[0], row[1]): tuple(row) for row in rows}
+        async def compare(rows: Mapping[tuple[str, int], TaskRow]) -> list[Changed]:
+            known = await connection.execute(_text(sql.KNOWN_TASKS_BY_COLUMN), wanted)
+            return merged_with({(row[0], row[1]): tuple(row) for row in known}, rows)
 
-        known = await read()
         # One order for all replicas, so that two of them never wait for each other's rows.
-        keys = sorted(merged)
-        new = [merged[key] for key in keys if key not in known]
-        if new:
-            added = await connection.execute(_text(sql.ADD_TASKS_BY_COLUMN), _columns(new))
-            if added.rowcount < len(new):  # another replica has added some of them just now
-                known = await read()
-        changed = [merge_rows(known[key], merged[key]) for key in keys if key in known]
-        if changed:
-            await connection.execute(_text(sql.UPSERT_TASKS_BY_COLUMN), _columns(changed))
+        changed = await compare({key: merged[key] for key in sorted(merged)})
+        if new := [one for one in changed if one.before is None]:
+            rows = await connection.execute(
+                _text(sql.ADD_TASKS_BY_COLUMN), _columns(TASKS, [now for _, now in new])
+            )
+            added = {(row[0], row[1]) for row in rows}
+            if len(added) < len(new):  # another replica has added some of them just now
+                others = [one.now[:2] for one in new if one.now[:2] not in added]
+                again = await compare({key: merged[key] for key in others})
+                changed = [one for one in changed if one.now[:2] not in set(others)] + again
+        if old := [one for one in changed if one.before is not None]:
+            await connection.execute(
+                _text(sql.UPSERT_TASKS_BY_COLUMN), _columns(TASKS, [now for _, now in old])
+            )
+        await self._count(connection, changed)
+
+    async def _count(self, connection: AsyncConnection, changed: list[Changed]) -> None:
+        for job_id in self._counted.unknown(changed):
+            names = await connection.execute(_text(sql.COUNTED_NAMES), {"job_id": job_id})
+            self._counted.learn(job_id, [row[0] for row in names])
+        counts, durations = deltas(changed, self._counted)
+        if counts:
+            await connection.execute(_text(sql.ADD_COUNTS_BY_COLUMN), _columns(TASK_COUNTS, counts))
+        if durations:
+            await connection.execute(
+                _text(sql.ADD_DURATIONS_BY_COLUMN), _columns(TASK_DURATIONS, durations)
+            )
+
+    async def put_points(self, points: Sequence[training.Point]) -> None:
+        """Store values of training in one transaction.
+
+        The rows of metrics come first: they are locked then, so that no other replica adds values of the
+        same metric before the wider rows of these are made.
+        """
+        batch = training.batch_of(points)
+        if not batch.values:
+            return
+        try:
+            async with self._engine.begin() as connection:
+                for table, statement, rows in (
+                    (TRAINING_METRICS, _ADD_METRICS, batch.metrics),
+                    (TRAINING_RUNS, _ADD_RUNS, batch.runs),
+                    (TRAINING_VALUES, _ADD_VALUES, batch.values),
+                ):
+                    await connection.execute(_text(statement), _columns(table, rows))
+                await connection.execute(_text(training.WIDEN), training.widenings(batch.values))
+        except FAULTS as error:
+            raise self._translate(error) from error
+
+
+_ADD_METRICS = sql.by_column(training.ADD_METRICS, TRAINING_METRICS)
+_ADD_RUNS = sql.by_column(training.ADD_RUNS, TRAINING_RUNS)
+_ADD_VALUES = sql.by_column(training.ADD_VALUES, TRAINING_VALUES)
 
 
 def _clean(parameters: Mapping[str, object]) -> dict[str, object]:
@@ -259,10 +318,18 @@ def _clean(parameters: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _columns(rows: Sequence[TaskRow]) -> dict[str, list[object]]:
+def _storable(row: TaskRow) -> TaskRow:
+    """Replace NUL characters, before the row is compared with what is stored of its attempt."""
+    if "\0" not in "".join((row[0], row[2], *row[3:7])):
+        return row
+    clean = (one.replace("\0", "\ufffd") if isinstance(one, str) else one for one in row)
+    return tuple(clean)  # type: ignore[return-value]
+
+
+def _columns(table: Table, rows: Sequence[tuple[Any, ...]]) -> dict[str, list[object]]:
     """Return rows as an array for each column: one statement for all, where each takes 0.1 ms."""
     columns = {}
-    for column, values in zip(TASKS.columns, zip(*rows, strict=True), strict=True):
+    for column, values in zip(table.columns, zip(*rows, strict=True), strict=True):
         if column.type is Type.TEXT and "\0" in "".join(values):
             values = tuple(value.replace("\0", "\ufffd") for value in values)
         columns[column.name] = list(values)

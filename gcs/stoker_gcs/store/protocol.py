@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     from stoker_gcs.state.schema import Table
     from stoker_gcs.store.changes import Change, Condition, Row, Value, WriteConflict
+    from stoker_gcs.store.training import Point
     from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.control import Event
 
@@ -23,6 +24,15 @@ class Store(Protocol):
     @property
     def shared(self) -> bool:
         """Whether other processes may write too, so that events can come from elsewhere."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """``memory``, ``sqlite`` or ``postgresql``."""
+        ...
+
+    async def nbytes(self) -> int | None:
+        """Return the size of the database; None if there is no telling."""
         ...
 
     async def start(self) -> None:
@@ -80,6 +90,35 @@ class Store(Protocol):
         """Return how many rows match, and the sum of a column of theirs."""
         ...
 
+    async def grouped(
+        self,
+        table: Table,
+        by: Sequence[str],
+        sums: Sequence[str],
+        where: Mapping[str, Condition] | None = None,
+    ) -> list[Row]:
+        """Return how many rows match for each of the values of ``by``, as ``n``, and sums of columns."""
+        ...
+
+    async def first_start(self, where: Mapping[str, Condition]) -> float | None:
+        """Return when the first of the attempts that match began; None if none has."""
+        ...
+
+    async def busy(
+        self, where: Mapping[str, Condition], first_s: float, bucket_s: float
+    ) -> list[Row]:
+        """Return what attempts of up to a bucket add to each bucket of time of each worker.
+
+        Of each worker and bucket: how many began in it, as ``n``, and ``busy_s``.
+        """
+        ...
+
+    async def long_attempts(
+        self, where: Mapping[str, Condition], longer_s: float, columns: Sequence[str], *, limit: int
+    ) -> list[Row]:
+        """Return attempts that match and ran longer, or run, those that began first."""
+        ...
+
     async def distinct(
         self, table: Table, column: str, where: Mapping[str, Condition] | None = None
     ) -> list[Value]:
@@ -103,5 +142,22 @@ class Store(Protocol):
         ...
 
     async def put_tasks(self, rows: Sequence[TaskRow]) -> None:
-        """Merge attempts into the history (see :mod:`stoker_gcs.store.task_merge`); durable on return."""
+        """Merge attempts into the history (see :mod:`stoker_gcs.store.task_merge`) and count them.
+
+        Durable on return, whole or not at all.
+        """
+        ...
+
+    async def put_points(self, points: Sequence[Point]) -> None:
+        """Store values of training (see :mod:`stoker_gcs.store.training`); the later of a step stays.
+
+        Durable on return, whole or not at all.
+        """
+        ...
+
+    async def curve(self, series: int, first: int, last: int, size: int) -> list[Row]:
+        """Return what the values of a series are in each range of ``size`` steps, from ``first`` on.
+
+        ``size`` is a multiple of a width in which they are added up, and ``first`` of the same.
+        """
         ...

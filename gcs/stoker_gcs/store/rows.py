@@ -27,6 +27,7 @@ class TaskTimes(msgspec.Struct, array_like=True, frozen=True):
     submitted_at_s: float | None = None
     started_at_s: float | None = None
     ended_at_s: float | None = None
+    worker_id: str = ""
 
 
 class _TimesInMap(msgspec.Struct, frozen=True):
@@ -35,10 +36,14 @@ class _TimesInMap(msgspec.Struct, frozen=True):
     submitted_at_s: float | None = None
     started_at_s: float | None = None
     ended_at_s: float | None = None
+    worker_id: str = ""
 
 
 _times = msgspec.msgpack.Decoder(TaskTimes).decode
 _times_in_map = msgspec.msgpack.Decoder(_TimesInMap).decode
+TASK_ROW = TASKS.names[:9]
+"""The columns of ``tasks`` that travel (:data:`stoker_wire.data.spool.TaskRow`); the others repeat what
+``record`` says, for queries."""
 _BY = "@by"
 _payload = msgspec.msgpack.Decoder(dict[str, Any])
 
@@ -88,16 +93,23 @@ def event_of(row: Mapping[str, Any]) -> Event:
 
 def task_of(row: Mapping[str, Any]) -> TaskRecord:
     """Return the record of a row of ``tasks``."""
-    return record_of([row[name] for name in TASKS.names])
+    return record_of([row[name] for name in TASK_ROW])
 
 
 def times_of(row: Mapping[str, Any]) -> TaskTimes:
     """Return when an attempt was submitted, began and ended: all that is decoded of its row."""
-    packed = row["record"]
+    return times_in(row["record"])
+
+
+def times_in(packed: bytes) -> TaskTimes:
+    """Return the times in the facts of an attempt, and its worker."""
     try:
+        return _times(packed)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         if is_array(packed):
-            return _times(packed)
+            return TaskTimes()  # a damaged row
+    try:
         old = _times_in_map(packed)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return TaskTimes()  # a damaged row
-    return TaskTimes("", old.submitted_at_s, old.started_at_s, old.ended_at_s)
+        return TaskTimes()
+    return TaskTimes("", old.submitted_at_s, old.started_at_s, old.ended_at_s, old.worker_id)

@@ -9,6 +9,7 @@ from stoker_gcs.state.schema import META, REVISION
 from stoker_gcs.store import statements as sql
 from stoker_gcs.store.changes import Upsert
 from stoker_gcs.store.rows import event_of
+from stoker_gcs.store.training import CURVE, width_for
 from stoker_wire.errors import DatabaseError
 
 if TYPE_CHECKING:
@@ -25,9 +26,20 @@ KEYS_PER_SELECT = 500
 class SqlReads(ABC):
     """The reading half of a SQL store (:class:`stoker_gcs.store.protocol.Store`)."""
 
+    kind = "sqlite"
+    size = "SELECT page_count * page_size AS n FROM pragma_page_count(), pragma_page_size()"
+    """The query of the bytes of the database."""
+    whole = "{}"
+    """How the database says which integer is below a number: SQLite's cast does so by itself."""
+
     @abstractmethod
     async def fetch(self, statement: str, parameters: Mapping[str, object]) -> list[Row]:
         """Return all rows of one statement that only reads."""
+
+    async def nbytes(self) -> int | None:
+        """Return the size of the database."""
+        (row,) = await self.fetch(self.size, {})
+        return int(row["n"])
 
     async def get(self, table: Table, key: Mapping[str, str | int]) -> Row | None:
         """Return the row with this key, or None."""
@@ -64,6 +76,39 @@ class SqlReads(ABC):
         """Return how many rows match, and the sum of a column of theirs."""
         (row,) = await self.fetch(*sql.summed(table, column, where or {}))
         return int(row["n"]), int(row["total"])
+
+    async def grouped(
+        self,
+        table: Table,
+        by: Sequence[str],
+        sums: Sequence[str],
+        where: Mapping[str, Condition] | None = None,
+    ) -> list[Row]:
+        """Return how many rows match for each of the values of ``by``, as ``n``, and sums of columns."""
+        return await self.fetch(*sql.grouped(table, by, sums, where or {}))
+
+    async def first_start(self, where: Mapping[str, Condition]) -> float | None:
+        """Return when the first of the attempts that match began; None if none has."""
+        (row,) = await self.fetch(*sql.first_start(where))
+        first_s: float | None = row["first"]
+        return first_s
+
+    async def busy(
+        self, where: Mapping[str, Condition], first_s: float, bucket_s: float
+    ) -> list[Row]:
+        """Return what attempts of up to a bucket add to each bucket of time of each worker."""
+        return await self.fetch(*sql.busy(where, first_s, bucket_s, self.whole))
+
+    async def long_attempts(
+        self, where: Mapping[str, Condition], longer_s: float, columns: Sequence[str], *, limit: int
+    ) -> list[Row]:
+        """Return attempts that match and ran longer, or run, those that began first."""
+        return await self.fetch(*sql.long_attempts(where, longer_s, columns, limit))
+
+    async def curve(self, series: int, first: int, last: int, size: int) -> list[Row]:
+        """Return what the values of a series are in each range of ``size`` steps, from ``first`` on."""
+        given = {"series": series, "width": width_for(size), "first": first, "last": last}
+        return await self.fetch(CURVE, {**given, "size": size})
 
     async def distinct(
         self, table: Table, column: str, where: Mapping[str, Condition] | None = None

@@ -22,10 +22,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from stoker_gcs.state.schema import REVISION, sqlite_ddl
 from stoker_gcs.store import statements as sql
+from stoker_gcs.store import training
 from stoker_gcs.store.changes import WriteConflict
 from stoker_gcs.store.rows import numbered
 from stoker_gcs.store.sql_reads import KEYS_PER_SELECT, SqlReads, compaction, not_migrated
-from stoker_gcs.store.task_merge import merge_all, merge_rows
+from stoker_gcs.store.task_counts import Changed, NamesInUse, deltas, merged_with, stored
+from stoker_gcs.store.task_merge import merge_all
 from stoker_wire.errors import DatabaseError, StokerError, UnavailableError
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class SqliteStore(SqlReads):
         )
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
+        self._counted = NamesInUse()
 
     async def start(self) -> None:
         """Open the file, create it if it is new, refuse it if it has another schema."""
@@ -233,13 +236,29 @@ class SqliteStore(SqlReads):
     def _put_tasks(self, rows: Sequence[TaskRow]) -> None:
         merged = list(merge_all(rows).values())
         with _transaction(self._connection()) as connection:
+            changed: list[Changed] = []
             for start in range(0, len(merged), KEYS_PER_SELECT):
-                some = merged[start : start + KEYS_PER_SELECT]
-                added = connection.executemany(sql.ADD_TASKS_BY_POSITION, some).rowcount
-                if added < len(some):
-                    # Rare: most attempts are reported once, when they have ended.
-                    again = _merged_with_known(connection, some)
-                    connection.executemany(sql.UPSERT_TASKS_BY_POSITION, again)
+                changed += _write_tasks(connection, merged[start : start + KEYS_PER_SELECT])
+            self._count(connection, changed)
+
+    def _count(self, connection: sqlite3.Connection, changed: list[Changed]) -> None:
+        for job_id in self._counted.unknown(changed):
+            names = connection.execute(sql.COUNTED_NAMES, {"job_id": job_id})
+            self._counted.learn(job_id, [row[0] for row in names])
+        counts, durations = deltas(changed, self._counted)
+        connection.executemany(sql.ADD_COUNTS_BY_POSITION, counts)
+        connection.executemany(sql.ADD_DURATIONS_BY_POSITION, durations)
+
+    async def put_points(self, points: Sequence[training.Point]) -> None:
+        """Store values of training in one transaction."""
+        await self._run(self._writer, lambda: self._put_points(training.batch_of(points)))
+
+    def _put_points(self, batch: training.Batch) -> None:
+        with _transaction(self._connection()) as connection:
+            connection.executemany(training.ADD_RUNS_BY_POSITION, batch.runs)
+            connection.executemany(training.ADD_METRICS_BY_POSITION, batch.metrics)
+            connection.executemany(training.ADD_VALUES_BY_POSITION, batch.values)
+            connection.executemany(training.WIDEN, training.widenings(batch.values))
 
 
 def _make_private(path: str) -> None:
@@ -280,12 +299,30 @@ def _is_full(path: str) -> bool:
     return status.f_bavail * status.f_frsize < _FULL_BYTES
 
 
-def _merged_with_known(connection: sqlite3.Connection, rows: Sequence[TaskRow]) -> list[TaskRow]:
-    """Return the merged rows of those that are stored in another form."""
+def _write_tasks(connection: sqlite3.Connection, rows: Sequence[TaskRow]) -> list[Changed]:
+    """Write attempts, and return which rows that has changed."""
+    new = [Changed(None, stored(row)) for row in rows]
+    connection.execute("SAVEPOINT tasks")
+    added = connection.executemany(sql.ADD_TASKS_BY_POSITION, [now for _, now in new]).rowcount
+    if added < len(rows):  # rare: most attempts are reported once, when they have ended
+        connection.execute("ROLLBACK TO tasks")
+        merged = _merged_with_known(connection, rows)
+        new = [one for one in merged if one.before is None]
+        old = [one for one in merged if one.before is not None]
+        connection.executemany(sql.ADD_TASKS_BY_POSITION, [now for _, now in new])
+        connection.executemany(sql.UPSERT_TASKS_BY_POSITION, [now for _, now in old])
+        new += old
+    connection.execute("RELEASE tasks")
+    return new
+
+
+def _merged_with_known(connection: sqlite3.Connection, rows: Sequence[TaskRow]) -> list[Changed]:
+    """Return those rows that are not stored yet, or in another form, merged with what is."""
     new = {(row[0], row[1]): row for row in rows}
-    known = connection.execute(*sql.known_tasks(list(new)))
-    stored = [(tuple(row), new[row[0], row[1]]) for row in known if (row[0], row[1]) in new]
-    return [merge_rows(old, row) for old, row in stored if old != row]
+    known: dict[tuple[str, int], TaskRow] = {
+        (row[0], row[1]): tuple(row) for row in connection.execute(*sql.known_tasks(list(new)))
+    }
+    return merged_with(known, new)
 
 
 def _table_in(error: sqlite3.IntegrityError) -> str:

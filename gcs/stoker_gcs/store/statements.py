@@ -11,8 +11,17 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from stoker_gcs.state.schema import ARRIVAL, EVENTS, TASKS, Table, Type
+from stoker_gcs.state.schema import (
+    ARRIVAL,
+    EVENTS,
+    TASK_COUNTS,
+    TASK_DURATIONS,
+    TASKS,
+    Table,
+    Type,
+)
 from stoker_gcs.store.changes import (
+    Between,
     Expired,
     Insert,
     Prefix,
@@ -22,6 +31,7 @@ from stoker_gcs.store.changes import (
     Value,
     stamped,
 )
+from stoker_gcs.store.rows import TASK_ROW
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,22 +76,47 @@ UPSERT_TASKS = _insert(TASKS, TASKS.names, True) + f" WHERE excluded.rank >= {TA
 ADD_TASKS = _insert(TASKS, TASKS.names, False)
 UPSERT_TASKS_BY_POSITION = re.sub(r":\w+", "?", UPSERT_TASKS)
 ADD_TASKS_BY_POSITION = re.sub(r":\w+", "?", ADD_TASKS)
-_ARRAYS = {Type.TEXT: "text[]", Type.INT: "bigint[]", Type.BYTES: "bytea[]"}
+_ARRAYS = {
+    Type.TEXT: "text[]",
+    Type.INT: "bigint[]",
+    Type.BYTES: "bytea[]",
+    Type.FLOAT: "double precision[]",
+}
 
 
-def _by_column(statement: str) -> str:
+def by_column(statement: str, table: Table = TASKS) -> str:
     """Return the statement of PostgreSQL that writes many rows, given as an array for each column."""
-    arrays = ", ".join(f"CAST(:{one.name} AS {_ARRAYS[one.type]})" for one in TASKS.columns)
+    arrays = ", ".join(f"CAST(:{one.name} AS {_ARRAYS[one.type]})" for one in table.columns)
     before, _, after = statement.partition("VALUES")
     return f"{before}SELECT * FROM unnest({arrays}){after.partition(')')[2]}"
 
 
-UPSERT_TASKS_BY_COLUMN = _by_column(UPSERT_TASKS)
+def _increment(table: Table) -> str:
+    """Return the statement that adds to the numbers of a row, which is made if it is not there."""
+    names = ", ".join(table.names)
+    marks = ", ".join(f":{name}" for name in table.names)
+    sums = ", ".join(
+        f"{name} = {table.name}.{name} + excluded.{name}"
+        for name in table.names
+        if name not in table.key
+    )
+    key = ", ".join(table.key)
+    return f"INSERT INTO {table.name} ({names}) VALUES ({marks}) ON CONFLICT ({key}) DO UPDATE SET {sums}"
+
+
+UPSERT_TASKS_BY_COLUMN = by_column(UPSERT_TASKS)
 KNOWN_TASKS_BY_COLUMN = (
-    f"SELECT {', '.join(TASKS.names)} FROM {TASKS.name} "
-    "WHERE task_id = ANY(CAST(:task_id AS text[]))"
+    f"SELECT {', '.join(TASK_ROW)} FROM {TASKS.name} "
+    "WHERE task_id = ANY(CAST(:task_id AS text[])) ORDER BY task_id, attempt FOR UPDATE"
 )
-ADD_TASKS_BY_COLUMN = _by_column(ADD_TASKS)
+ADD_TASKS_BY_COLUMN = f"{by_column(ADD_TASKS)} RETURNING task_id, attempt"
+ADD_COUNTS = _increment(TASK_COUNTS)
+ADD_DURATIONS = _increment(TASK_DURATIONS)
+ADD_COUNTS_BY_POSITION = re.sub(r":\w+", "?", ADD_COUNTS)
+ADD_DURATIONS_BY_POSITION = re.sub(r":\w+", "?", ADD_DURATIONS)
+ADD_COUNTS_BY_COLUMN = by_column(ADD_COUNTS, TASK_COUNTS)
+ADD_DURATIONS_BY_COLUMN = by_column(ADD_DURATIONS, TASK_DURATIONS)
+COUNTED_NAMES = f"SELECT DISTINCT name FROM {TASK_COUNTS.name} WHERE job_id = :job_id"
 
 
 def append(event: Append) -> dict[str, Value]:
@@ -167,6 +202,49 @@ def summed(table: Table, column: str, where: Mapping[str, Condition]) -> Stateme
     return f"SELECT {chosen} FROM {table.name}{_where(where, parameters)}", parameters
 
 
+def grouped(
+    table: Table, by: Sequence[str], sums: Sequence[str], where: Mapping[str, Condition]
+) -> Statement:
+    """Return the query of how many rows match for each of the values of ``by``, as ``n``, and of sums."""
+    parameters: dict[str, Value] = {}
+    columns = ", ".join(by)
+    chosen = ", ".join((columns, *(f"SUM({name}) AS {name}" for name in sums), "count(*) AS n"))
+    text = f"SELECT {chosen} FROM {table.name}{_where(where, parameters)}"
+    return f"{text} GROUP BY {columns} ORDER BY {columns}", parameters
+
+
+def busy(where: Mapping[str, Condition], first_s: float, bucket_s: float, whole: str) -> Statement:
+    """Return the query of what short attempts add to each bucket of time of each worker.
+
+    ``whole`` is how the database says which integer is below a number: ``FLOOR({})``.
+    """
+    parameters: dict[str, Value] = {"first": first_s, "width": bucket_s}
+    # A worker is on one node, and has one actor or none: sorting by one column takes half of the time.
+    lane = "worker_id, MAX(node_id) AS node_id, MAX(actor_id) AS actor_id"
+    bucket = f"CAST({whole.format('(started_at_s - :first) / :width')} AS INTEGER)"
+    sums = "count(*) AS n, SUM(ended_at_s - started_at_s) AS busy_s"
+    text = f"SELECT {lane}, {bucket} AS bucket, {sums} FROM {TASKS.name}{_where(where, parameters)}"
+    short = "ended_at_s - started_at_s <= :width"
+    return f"{text} AND {short} GROUP BY worker_id, {bucket}", parameters
+
+
+def long_attempts(
+    where: Mapping[str, Condition], longer_s: float, columns: Sequence[str], limit: int
+) -> Statement:
+    """Return the query of attempts that ran longer, or run, those that began first."""
+    parameters: dict[str, Value] = {"longer": longer_s, "limit": limit}
+    text = f"SELECT {', '.join(columns)} FROM {TASKS.name}{_where(where, parameters)}"
+    long = "(ended_at_s IS NULL OR ended_at_s - started_at_s > :longer)"
+    return f"{text} AND {long} ORDER BY started_at_s LIMIT :limit", parameters
+
+
+def first_start(where: Mapping[str, Condition]) -> Statement:
+    """Return the query of when the first attempt began."""
+    parameters: dict[str, Value] = {}
+    text = f"SELECT MIN(started_at_s) AS first FROM {TASKS.name}{_where(where, parameters)}"
+    return text, parameters
+
+
 def distinct(table: Table, column: str, where: Mapping[str, Condition]) -> Statement:
     """Return the query of the values of a column of the rows that match, each once."""
     parameters: dict[str, Value] = {}
@@ -177,7 +255,7 @@ def known_tasks(keys: Sequence[tuple[str, int]]) -> Statement:
     """Return the query of the rows of these attempts (and perhaps others of the same tasks)."""
     parameters: dict[str, Value] = {f"t{i}": key[0] for i, key in enumerate(keys)}
     marks = ", ".join(f":{name}" for name in parameters)
-    names = ", ".join(TASKS.names)
+    names = ", ".join(TASK_ROW)
     return f"SELECT {names} FROM {TASKS.name} WHERE task_id IN ({marks})", parameters
 
 
@@ -211,6 +289,9 @@ def _conditions(matched: Mapping[str, Condition], parameters: dict[str, Value]) 
         elif isinstance(wanted, Unexpired):
             parameters[f"w_{name}"] = wanted.now_s
             parts.append(f"({name} IS NULL OR {name} > :w_{name})")
+        elif isinstance(wanted, Between):
+            parameters[f"w_{name}_first"], parameters[f"w_{name}_last"] = wanted.first, wanted.last
+            parts.append(f"{name} BETWEEN :w_{name}_first AND :w_{name}_last")
         elif wanted is None:
             parts.append(f"{name} IS NULL")
         else:

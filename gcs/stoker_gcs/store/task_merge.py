@@ -36,6 +36,10 @@ _DEFAULTS = {
     "reconstructs": "",
     "reconstructions": 0,
     "lineage_depth": 0,
+    "spans": None,
+    "cpus": 0.0,
+    "gpus": 0.0,
+    "group_id": "",
 }
 _FACTS: list[object] = list(TaskFacts.__struct_defaults__)
 _KEPT = frozenset(

@@ -12,6 +12,7 @@ this keeps it from what it opens by mistake, or without looking, not from what i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -41,6 +42,8 @@ HIERARCHIES: tuple[type[DevicesController] | type[DevicePrograms], ...] = (
 _FOLDER = "stoker-"
 _ENTER = 'echo 0 > "$0/cgroup.procs" && exec "$@"'
 _OPEN = 'for node; do if (: < "$node") 2> /dev/null; then echo "$node"; fi; done'
+_CLOSE_TRIES = 50
+_CLOSE_PAUSE_S = 0.02
 _OPEN_S = 10.0
 
 
@@ -197,6 +200,14 @@ class Isolation:
 
     def _denied(self, gpus: frozenset[int]) -> frozenset[Number]:
         return self.guarded.difference(*(self.nodes.get(index, ()) for index in gpus))
+
+
+async def remove_cgroups(isolation: Isolation | None) -> None:
+    """Remove the cgroups of workers that have ended, of which the kernel may need a moment to let go."""
+    for _ in range(_CLOSE_TRIES):
+        if isolation is None or isolation.close():
+            return
+        await asyncio.sleep(_CLOSE_PAUSE_S)
 
 
 def _removed(group: Path) -> bool:

@@ -284,6 +284,13 @@ class Nvml:
         memory = self._optional(nvml.nvmlDeviceGetMemoryInfo, handle)
         if memory is not None:
             usage[f"gpu{index}_memory_bytes"] = float(memory.used)
+        parent, sensor = self._parents[index], nvml.NVML_TEMPERATURE_GPU
+        celsius = self._optional(nvml.nvmlDeviceGetTemperature, parent, sensor)
+        if celsius is not None:
+            usage[f"gpu{index}_temperature_celsius"] = float(celsius)
+        milliwatts = self._optional(nvml.nvmlDeviceGetPowerUsage, parent)
+        if milliwatts is not None:
+            usage[f"gpu{index}_power_watts"] = milliwatts / 1000
         return usage
 
 

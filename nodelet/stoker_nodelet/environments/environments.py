@@ -14,29 +14,32 @@ import re
 import shutil
 import stat
 import sys
-import sysconfig
+import time
 import zipfile
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from stoker_nodelet.environments.build_reports import BuildReports
+from stoker_nodelet.environments.images import Container, Images
 from stoker_nodelet.environments.job_folders import JobFolders, copy_private
-from stoker_nodelet.environments.retention import EnvironmentRetention, touch
-from stoker_nodelet.unix_users import UnixUser, give_folder, give_tree
+from stoker_nodelet.environments.pieces import Pieces, read_piece
+from stoker_nodelet.environments.retention import PACKAGES, PIECES, EnvironmentRetention, touch
+from stoker_nodelet.environments.venvs import VenvBuild, conda_variables
+from stoker_nodelet.unix_users import UnixUser, give_tree
 from stoker_wire.constraints import variables
+from stoker_wire.data.piece_lists import read_list
 from stoker_wire.errors import BadRequestError, NotFoundError, RuntimeEnvSetupError, StokerError
+from stoker_wire.messages.common import MAX_TEXT, without_passwords
+from stoker_wire.messages.node_api import BuildState, EnvironmentBuild
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
     from stoker_wire.messages.common import RuntimeEnv
 
-_PIP_S = 600.0
 SWEEP_S = 60.0
 """Between two looks at the limits."""
-_PIP_LINES = 20
-_WRITE = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
-"""Done by the user whose folder it is in: root would follow a link there."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 _MAX_MEMBERS = 100_000
 _MEMBER = b"PK\1\2"
@@ -59,13 +62,18 @@ class Environment:
     env_vars: dict[str, str] = field(default_factory=dict)
     sys_path: tuple[str, ...] = ()
     cwd: str = ""
+    process_setup: str = ""
+    """What its workers run first, which no worker of another environment may have run."""
     user: UnixUser | None = None
     """The Unix user of its workers, if it is another than the nodelet's."""
+    container: Container | None = None
+    """Where its workers run, if not beside the nodelet."""
 
     @property
     def applicable_after_fork(self) -> bool:
         """Return whether a worker that was forked without it can still apply it."""
-        return self.python == sys.executable and not self.preload and self.user is None
+        starts_alone = self.user is not None or self.container is not None
+        return self.python == sys.executable and not self.preload and not starts_alone
 
     def keyed(self) -> Environment:
         """Return this environment with the key that follows from its other fields."""
@@ -77,8 +85,12 @@ class Environment:
             self.sys_path,
             self.cwd,
         )
+        if self.process_setup:
+            fields += (self.process_setup,)
         if self.user is not None:
             fields += (self.user.uid,)
+        if self.container is not None:
+            fields += (self.container,)
         return replace(self, key=hashlib.sha256(repr(fields).encode()).hexdigest()[:16])
 
     def with_variables(self, more: dict[str, str]) -> Environment:
@@ -104,6 +116,8 @@ class Environments:
     user: UnixUser | None = None
     prefix: tuple[str, ...] = ()
     """What the commands begin with that build a venv, which runs code of packages."""
+    reports: BuildReports | None = None
+    images: Images | None = None
     _builds: dict[Path, asyncio.Task[None]] = field(default_factory=dict)
     _folders_of: dict[str, frozenset[Path]] = field(default_factory=dict)
     """Packages and venvs, by the key of the environment that workers have of them."""
@@ -133,29 +147,42 @@ class Environments:
             variables.check(wanted.env_vars)
         except BadRequestError as error:
             raise RuntimeEnvSetupError(error.message) from None
-        sys_path = list(wanted.sys_path)
-        cwd = wanted.cwd or ""
+        container = await self._container(wanted, job_id) if wanted.image_uri else None
+        # What the driver has beside it is not in the files of an image.
+        sys_path = list(wanted.sys_path) if container is None else []
+        cwd = wanted.cwd or "" if container is None else ""
         for package in reversed(wanted.py_modules):
             sys_path.insert(0, str(await self._package(package)))
         if wanted.working_dir:
             cwd = str(await self._working_dir(job_id, wanted.working_dir))
             sys_path.insert(0, cwd)
         _check_cwd(cwd)
-        python = str(await self._venv(wanted.pip)) if wanted.pip else sys.executable
+        python, env_vars = sys.executable, dict(wanted.env_vars)
+        if _needs_venv(wanted):
+            venv = await self._venv(wanted, job_id)
+            python = str(venv / "bin" / "python")
+            env_vars = {**conda_variables(venv, self.user), **env_vars}
         return Environment(
             python=python,
             preload=wanted.preload,
-            env_vars=dict(wanted.env_vars),
+            env_vars=env_vars,
             sys_path=tuple(dict.fromkeys(sys_path)),
             cwd=cwd,
             user=self.user,
+            process_setup=wanted.worker_process_setup,
+            container=container,
         ).keyed()
 
     async def _package(self, package: str) -> Path:
         _check_hash(package)
-        path = self.root / "packages" / package
+        path = self.root / PACKAGES / package
         await self._build_once(path, lambda: self._unpack(package, path))
+        touch(self._pieces.folder_of(package))
         return path
+
+    @property
+    def _pieces(self) -> Pieces:
+        return Pieces(self.root / PIECES, self._download)
 
     async def _working_dir(self, job_id: str, package: str) -> Path:
         _check_hash(package)
@@ -182,6 +209,23 @@ class Environments:
         return path
 
     async def _unpack(self, package: str, path: Path) -> None:
+        content = await self._download(package)
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            pieces = read_list(content)
+        except BadRequestError as error:
+            raise RuntimeEnvSetupError(
+                f"package {_short(package)} cannot be unpacked\n{error.message}"
+            ) from None
+        archives: Iterable[bytes] = (content,)
+        if pieces:
+            archives = map(read_piece, await self._pieces.fetch(package, pieces))
+        await asyncio.to_thread(_extract_all, archives, partial, package, self.max_unpacked_bytes)
+        if self.user is not None:
+            await asyncio.to_thread(give_tree, partial, self.user)
+        partial.rename(path)
+
+    async def _download(self, package: str) -> bytes:
         try:
             content = await self.download(package)
         except NotFoundError:
@@ -189,18 +233,62 @@ class Environments:
                 f"package {_short(package)} is not in this cluster\n"
                 f"upload it first (PUT /v1/packages/{package}), or name a folder"
             ) from None
-        partial = path.with_name(f"{path.name}.partial")
         await asyncio.to_thread(_check_content, content, package)
-        await asyncio.to_thread(_extract, content, partial, package, self.max_unpacked_bytes)
-        if self.user is not None:
-            await asyncio.to_thread(give_tree, partial, self.user)
-        partial.rename(path)
+        return content
 
-    async def _venv(self, requirements: tuple[str, ...]) -> Path:
-        text = "\n".join(requirements) + f"\n{sys.version}\n{sys.prefix}"
+    async def _venv(self, wanted: RuntimeEnv, job_id: str) -> Path:
+        text = "\n".join(wanted.pip) + f"\n{sys.version}\n{sys.prefix}"
+        if wanted.uv or wanted.uv_project:
+            text += "\n" + "\n".join(("uv", *wanted.uv, wanted.uv_project or ""))
+        if wanted.conda or wanted.conda_file:
+            text += f"\nconda\n{wanted.conda}\n{wanted.conda_file}"
+        if wanted.setup:
+            text += f"\nsetup\n{wanted.setup}\n{sorted(wanted.env_vars.items())}"
+        project = await self._package(wanted.uv_project) if wanted.uv_project else None
         path = self.root / "venvs" / hashlib.sha256(text.encode()).hexdigest()[:16]
-        await self._build_once(path, lambda: _make_venv(path, requirements, self.prefix, self.user))
-        return path / "bin" / "python"
+        build = VenvBuild(path, wanted, project, self.prefix, self.user)
+        what = wanted.installs
+        await self._build_once(path, lambda: self._reported(path.name, what, build.run, job_id))
+        return path
+
+    async def _container(self, wanted: RuntimeEnv, job_id: str) -> Container:
+        if self.user is not None or self.images is None:
+            raise RuntimeEnvSetupError(
+                "runtime_env.image_uri: jobs that run as another Unix user run in no images\n"
+                "leave image_uri out, or use a token without run_as"
+            )
+        name = wanted.image_uri
+        key = hashlib.sha256(name.encode()).hexdigest()[:16]
+        return await self.images.prepare(
+            wanted, lambda pull: self._reported(key, f"image ({name})", pull, job_id)
+        )
+
+    async def _reported(
+        self, key: str, what: str, build: Callable[[], Awaitable[object]], job_id: str
+    ) -> None:
+        """Run a build; the event log tells when it begins and how it ends."""
+        began_s = time.monotonic()
+
+        def report(state: BuildState, message: str = "") -> None:
+            if self.reports is not None:
+                one = EnvironmentBuild(
+                    node_id=self.reports.node_id,
+                    job_id=job_id,
+                    key=key,
+                    what=what[:MAX_TEXT],
+                    state=state,
+                    took_s=0.0 if state is BuildState.INSTALLING else time.monotonic() - began_s,
+                    message=without_passwords(message)[:MAX_TEXT],
+                )
+                self.reports.add(one)
+
+        report(BuildState.INSTALLING)
+        try:
+            await build()
+        except StokerError as error:
+            report(BuildState.FAILED, error.message)
+            raise
+        report(BuildState.READY)
 
     async def _build_once(self, path: Path, build: Callable[[], Awaitable[None]]) -> None:
         """Wait for the one build of ``path``; a failed one may be tried again."""
@@ -220,6 +308,11 @@ class Environments:
             )
         # A caller that gives up must not end the build of the others.
         await asyncio.shield(self._builds[path])
+
+
+def _needs_venv(wanted: RuntimeEnv) -> bool:
+    installs = wanted.pip or wanted.uv or wanted.uv_project or wanted.setup
+    return bool(installs or wanted.conda or wanted.conda_file)
 
 
 def _short(package: str) -> str:
@@ -252,11 +345,22 @@ def _is_there(path: Path) -> bool:
 
 def _extract(content: bytes, target: Path, package: str, max_bytes: int) -> None:
     """Unpack a zip archive; members that would leave ``target`` or are links are refused."""
+    _extract_all((content,), target, package, max_bytes)
+
+
+def _extract_all(archives: Iterable[bytes], target: Path, package: str, max_bytes: int) -> None:
+    """Unpack the archives of a package, which together have its limits, into one folder."""
     shutil.rmtree(target, ignore_errors=True)
     is_whole = False
     try:
         target.mkdir(parents=True)
-        _extract_members(content, target.resolve(), package, max_bytes)
+        count = nbytes = 0
+        for content in archives:
+            members = _members(content, package)
+            count += len(members)
+            nbytes += sum(member.file_size for member in members)
+            _check_limits(package, count, nbytes, max_bytes)
+            _extract_members(content, target.resolve(), package)
         is_whole = True
     except RuntimeEnvSetupError:
         raise
@@ -272,22 +376,31 @@ def _extract(content: bytes, target: Path, package: str, max_bytes: int) -> None
             shutil.rmtree(target, ignore_errors=True)
 
 
-def _extract_members(content: bytes, root: Path, package: str, max_bytes: int) -> None:
+def _members(content: bytes, package: str) -> list[zipfile.ZipInfo]:
     if content.count(_MEMBER) > _MAX_MARKS:
         raise _too_many(package, f"more than {_MAX_MEMBERS} files")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            members = archive.infolist()
-            if len(members) > _MAX_MEMBERS:
-                raise _too_many(package, f"{len(members)} files, more than {_MAX_MEMBERS}")
-            nbytes = sum(member.file_size for member in members)
-            if nbytes > max_bytes:
-                raise RuntimeEnvSetupError(
-                    f"package {_short(package)} unpacks to {nbytes >> 20} MiB, more than the "
-                    f"{max_bytes >> 20} MiB of STOKER_PACKAGE_MAX_BYTES\n"
-                    f"its full hash is {package}"
-                )
-            for member in members:
+            return archive.infolist()
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise _no_archive(package, error) from None
+
+
+def _check_limits(package: str, count: int, nbytes: int, max_bytes: int) -> None:
+    if count > _MAX_MEMBERS:
+        raise _too_many(package, f"{count} files, more than {_MAX_MEMBERS}")
+    if nbytes > max_bytes:
+        raise RuntimeEnvSetupError(
+            f"package {_short(package)} unpacks to {nbytes >> 20} MiB, more than the "
+            f"{max_bytes >> 20} MiB of STOKER_PACKAGE_MAX_BYTES\n"
+            f"its full hash is {package}"
+        )
+
+
+def _extract_members(content: bytes, root: Path, package: str) -> None:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for member in archive.infolist():
                 where = (root / member.filename).resolve()
                 mode = member.external_attr >> 16
                 if not where.is_relative_to(root) or stat.S_ISLNK(mode):
@@ -304,77 +417,16 @@ def _extract_members(content: bytes, root: Path, package: str, max_bytes: int) -
                 if mode & 0o111 and not member.is_dir():
                     where.chmod(0o700)
     except (zipfile.BadZipFile, EOFError) as error:
-        raise RuntimeEnvSetupError(
-            f"package {_short(package)} is not a zip archive\n{error}\nits full hash is {package}"
-        ) from None
+        raise _no_archive(package, error) from None
+
+
+def _no_archive(package: str, error: Exception) -> RuntimeEnvSetupError:
+    return RuntimeEnvSetupError(
+        f"package {_short(package)} is not a zip archive\n{error}\nits full hash is {package}"
+    )
 
 
 def _too_many(package: str, count: str) -> RuntimeEnvSetupError:
     return RuntimeEnvSetupError(
         f"package {_short(package)} has {count}\nits full hash is {package}"
     )
-
-
-async def _make_venv(
-    path: Path,
-    requirements: tuple[str, ...],
-    prefix: tuple[str, ...] = (),
-    user: UnixUser | None = None,
-) -> None:
-    """Make a venv that sees our own packages behind its own, and install ``requirements``."""
-    partial = path.with_name(f"{path.name}.partial")
-    await asyncio.to_thread(shutil.rmtree, partial, True)
-    python = str(partial / "bin" / "python")
-    if user is not None:
-        partial.mkdir(mode=0o700)
-        give_folder(partial, user)
-    await _run([sys.executable, "-m", "venv", "--without-pip", str(partial)], "venv", user)
-    ours = dict.fromkeys((sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]))
-    lines = "".join(f"import site; site.addsitedir({entry!r})\n" for entry in ours)
-    site = next((partial / "lib").glob("python*/site-packages"))
-    await _run(
-        [sys.executable, "-c", _WRITE, str(site / "_stoker_parent.pth"), lines], "venv", user
-    )
-    command = [sys.executable, "-m", "pip", "--python", python, "install"]
-    command += ["--disable-pip-version-check", "--no-input", *requirements]
-    try:
-        await _run(command, "pip install " + " ".join(requirements), user, prefix)
-    except RuntimeEnvSetupError:
-        await asyncio.to_thread(shutil.rmtree, partial, True)
-        raise
-    # Only the interpreter is run from it, and that finds its own prefix: the rename is safe.
-    partial.rename(path)
-
-
-async def _run(
-    command: list[str], what: str, user: UnixUser | None = None, prefix: tuple[str, ...] = ()
-) -> None:
-    options: dict[str, Any] = {}
-    if user is not None:
-        command = user.command(command)
-        options = {"env": user.environ(), "cwd": "/"}
-    process = await asyncio.create_subprocess_exec(
-        *prefix,
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,
-        **options,
-    )
-    try:
-        async with asyncio.timeout(_PIP_S):
-            output, _ = await process.communicate()
-    except (TimeoutError, asyncio.CancelledError) as error:
-        process.kill()
-        await process.wait()
-        if isinstance(error, TimeoutError):
-            raise RuntimeEnvSetupError(f"{what} was not done within {_PIP_S:g} s") from None
-        raise
-    if process.returncode != 0:
-        lines = output.decode(errors="replace").splitlines()[-_PIP_LINES:]
-        errors = [line for line in lines if line.startswith("ERROR: ")] or lines
-        why = errors[-1].removeprefix("ERROR: ") if errors else "it said nothing"
-        raise RuntimeEnvSetupError(
-            "\n".join((f"{what} failed (exit code {process.returncode})", why, *lines))
-        )

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker_nodelet.objects.index import ObjectIndex
+from stoker_nodelet.telemetry.activity import ActivityLog
 from stoker_wire.arena import Arena, ByteQuota, read_head
 from stoker_wire.arena.extents import FREE, QUOTA, SPILL
 from stoker_wire.arena.layout import id_of
 from stoker_wire.errors import ArenaFullError, ObjectLostError, StartError
+from stoker_wire.messages.node_api import ActivityKind
 from stoker_wire.messages.objects import ObjectInfo
 
 if TYPE_CHECKING:
@@ -56,6 +58,11 @@ class ArenaEvictor:
     """Share of the limit above which the oldest objects are spilled."""
     has_ended: Callable[[str, str], bool]
     """Whether a job (its id) or an owner (its id) is known to have ended."""
+    spilled_count: int = 0
+    spilled_nbytes: int = 0
+    """Objects that were moved to disk since the start."""
+    activity: ActivityLog = field(default_factory=ActivityLog)
+    """What goes to disk is entered there."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _spill_fails: bool = False
     """Whether the disk refused the last object: that is told once, not each second."""
@@ -179,9 +186,15 @@ class ArenaEvictor:
             final.unlink(missing_ok=True)
             return
         self.arena.recycle(one.object_id)
+        self.spilled_count += 1
+        self.spilled_nbytes += one.nbytes
         if self._spill_fails:
             self._spill_fails = False
             _log.info("objects can be spilled to %s again", self.spill_dir)
+        at_s = time.time() - (time.monotonic() - began)
+        self.activity.add(
+            ActivityKind.SPILL, at_s, name=one.object_id, job_id=one.job_id, nbytes=one.nbytes
+        )
         _log.info(
             "spilled %s, %d bytes, in %.2f s", one.object_id, one.nbytes, time.monotonic() - began
         )

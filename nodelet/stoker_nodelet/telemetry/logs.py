@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker_wire.data.output_marks import START, read_mark
+from stoker_wire.data.output_marks import START, Mark, read_mark
 from stoker_wire.messages.control import LogLine, LogStream
 
 _POLL_S = 0.05
@@ -67,7 +67,7 @@ class LogFile:
     times: WriteTimes = field(default_factory=WriteTimes)
     hole: int = 0
     """The offset before which its bytes are dropped (:mod:`stoker_nodelet.telemetry.log_retention`)."""
-    mark: tuple[LogStream, str] = (LogStream.STDOUT, "")
+    mark: Mark = field(default_factory=Mark)
     """Whose output begins there."""
     positions: dict[int, tuple[int, float]] = field(default_factory=dict)
     """How far each follower has read, and when that was, by ``time.monotonic``."""
@@ -210,7 +210,7 @@ class _Reader:
         from_last = _offset_of_last(log, last) if last else 0
         self._offset = min(since, size) or from_last
         self._rest = b""
-        self._stream, self._name = mark_before(log, self._offset)
+        self._mark = mark_before(log, self._offset)
         self.at_end = False
         log.followers += whole
         self._number = log.followers
@@ -252,11 +252,11 @@ class _Reader:
         if nbytes <= 0:
             return []
         self._offset, self._rest = log.hole, b""
-        self._stream, self._name = LogStream.STDERR, "stoker"
+        self._mark = Mark(LogStream.STDERR, "stoker")
         line = self._line(
             f"{nbytes} bytes of output were here, dropped by retention: log_max_bytes"
         )
-        self._stream, self._name = log.mark
+        self._mark = log.mark
         return [line]
 
     def _split(self, data: bytes, *, final: bool) -> list[LogLine]:
@@ -272,7 +272,7 @@ class _Reader:
             raw = data[start : end + 1]
             mark = read_mark(self._log.mark_key, raw)
             if mark is not None:
-                self._stream, self._name = mark
+                self._mark = mark
             else:
                 lines.append(self._line(raw.decode(errors="replace").rstrip("\r\n")))
             start = end + 1
@@ -285,12 +285,13 @@ class _Reader:
             node_id=self._node_id,
             worker_id=log.worker_id,
             pid=log.pid,
-            name=self._name or log.name,
+            name=self._mark.name or log.name,
             text=text,
             at_s=log.times.at(self._offset),
             cursor=self._offset,
             job_id=log.job_id,
-            stream=self._stream,
+            stream=self._mark.stream,
+            cell=self._mark.cell,
         )
 
 
@@ -313,8 +314,8 @@ def _lines_of(data: bytes) -> list[bytes]:
     return [*(line + b"\n" for line in whole), *([rest] if rest else [])]
 
 
-def mark_before(log: LogFile, offset: int) -> tuple[LogStream, str]:
-    """Return the stream and name of the last mark before ``offset``, for a reader that begins there."""
+def mark_before(log: LogFile, offset: int) -> Mark:
+    """Return the last mark before ``offset``, for a reader that begins there."""
     try:
         with log.path.open("rb") as file:
             data, start = b"", offset
@@ -330,7 +331,7 @@ def mark_before(log: LogFile, offset: int) -> tuple[LogStream, str]:
     return log.mark
 
 
-def _last_mark(log: LogFile, data: bytes, *, is_whole: bool) -> tuple[LogStream, str] | None:
+def _last_mark(log: LogFile, data: bytes, *, is_whole: bool) -> Mark | None:
     """Return the last mark in a piece of a log, which with ``is_whole`` begins with a line."""
     end = len(data)
     while (at := data.rfind(b"\n" + START, 0, end)) >= 0:

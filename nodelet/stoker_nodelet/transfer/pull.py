@@ -263,9 +263,13 @@ class Pull:
 
     # -- errors ---------------------------------------------------------------------------------
 
+    @property
+    def arrived_nbytes(self) -> int:
+        """The bytes of the object that are here."""
+        return 0 if self.chunks is None else self.chunks.arrived_nbytes
+
     def _progress(self) -> str:
-        arrived = 0 if self.chunks is None else self.chunks.arrived_nbytes
-        return f"{arrived} of {self._nbytes} bytes have arrived"
+        return f"{self.arrived_nbytes} of {self._nbytes} bytes have arrived"
 
     def _lost(self, death: str = "") -> ObjectLostError:
         if death:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stoker_nodelet.transfer.broadcast_tree import BroadcastTree
@@ -25,7 +27,7 @@ from stoker_wire.http.server.routes import Route
 from stoker_wire.ids import Prefix, check_id, id_pattern
 from stoker_wire.messages.cluster import Node, NodeState
 from stoker_wire.messages.common import Empty
-from stoker_wire.messages.node_api import ChunksQuery, TakenOver
+from stoker_wire.messages.node_api import ActivityKind, ChunksQuery, TakenOver
 from stoker_wire.messages.objects import (
     AdoptedObjects,
     AdoptObjects,
@@ -38,6 +40,7 @@ from stoker_wire.messages.objects import (
     ReadyChunks,
     ReportCopy,
 )
+from stoker_wire.process.metrics import START_BOUNDS, Distribution
 from stoker_wire.tls.files import files_of
 
 if TYPE_CHECKING:
@@ -63,6 +66,17 @@ _COPIES = 1000
 """So many objects are taken over at once; the order is repeated while there are more."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PullCounts:
+    """The outcomes of pulls of other nodes' objects since the start."""
+
+    outcomes: dict[str, int] = field(default_factory=lambda: {"ok": 0, "failed": 0, "freed": 0})
+    seconds: Distribution = field(default_factory=lambda: Distribution(START_BOUNDS))
+    """Of those that brought their object."""
+    nbytes: int = 0
+    """What arrived by pulls that have ended."""
 
 
 class Transfer:
@@ -97,6 +111,7 @@ class Transfer:
         self._closing_until_s = 0.0
         self.leaving = False
         """Whether this node has been told to leave: what is still written here is taken over at once."""
+        self.counts = PullCounts()
         self._freed: set[str] = set()
         """Objects whose pulls are being cancelled because they were freed."""
         self._io_pool = IoPool(4 * _SLOTS, "transfer")
@@ -110,6 +125,16 @@ class Transfer:
     def _here(self) -> ObjectSource:
         """This node as a source of objects."""
         return ObjectSource(node_id=self._node_id, url=self._endpoint.url)
+
+    @property
+    def active(self) -> int:
+        """The number of pulls that go on."""
+        return len(self._pulls)
+
+    @property
+    def received_nbytes(self) -> int:
+        """The bytes of objects that have arrived, those of pulls that go on included."""
+        return self.counts.nbytes + sum(pull.arrived_nbytes for pull in self._pulls.values())
 
     async def close(self) -> None:
         """Close threads and connections; the pulls end with the nodelet's background tasks."""
@@ -154,20 +179,34 @@ class Transfer:
             io_pool=self._io_pool,
         )
         pull = self._pulls[object_id] = Pull(context, object_id, wanted)
+        began_at_s, began_s, outcome = time.time(), _now_s(), "failed"
         try:
             info = await pull.run()
+            outcome = "ok"
+            self.counts.seconds.observe(_now_s() - began_s)
             self._objects.seal([info])
+            self._evictor.activity.add(
+                ActivityKind.TRANSFER,
+                began_at_s,
+                name=object_id,
+                job_id=info.job_id,
+                peer=wanted.node_id,
+                nbytes=info.nbytes,
+            )
             if pull.chunks is not None:
                 self.server.remember(object_id, pull.chunks)
         except asyncio.CancelledError:
             if object_id not in self._freed:
                 raise  # the nodelet stops
+            outcome = "freed"
             raise ObjectLostError(f"{object_id} was freed while it was pulled") from None
         except StokerError:
             self._report(object_id, wanted, whole=False)
             raise
         finally:
             del self._pulls[object_id]
+            self.counts.outcomes[outcome] += 1
+            self.counts.nbytes += pull.arrived_nbytes
         self._report(object_id, wanted, whole=object_id in self._objects)
         return info
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +19,17 @@ from typing import Any
 
 import msgspec
 
+from stoker_nodelet.environments.images import Container
 from stoker_nodelet.unix_users import UnixUser
+from stoker_nodelet.workers.containers import Containers, accept, remove
 from stoker_nodelet.workers.forkserver import HEAD, ForkServerHandle, start_forkserver
 from stoker_wire.errors import RuntimeEnvSetupError, UnavailableError
 from stoker_wire.process import process_tree
 from stoker_wire.process.background import Background
 
 _FORK_S = 60.0  # covers the import of the target and of the preloaded modules
+_IDLE_S = 60.0
+"""How long a container stays without a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +56,20 @@ class ForkRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForkExit:
-    """The end of a child and of all that it started. ``status`` is as wait(2) gives it."""
+    """The end of a child and of all that it started. ``status`` is as wait(2) gives it.
+
+    ``cpu_s`` is its CPU time and that of what it has waited for; 0 if nobody could tell.
+    """
 
     worker_id: str
     pid: int
     status: int
     peak_rss_bytes: int
+    cpu_s: float = 0.0
 
+
+_Key = tuple[str, tuple[str, ...], Container | None]
+"""The interpreter, the preloaded modules and the container of a fork server."""
 
 OnExit = Callable[[ForkExit], None]
 
@@ -75,6 +87,7 @@ class ForkServer:
     _pids: dict[str, int] = field(default_factory=dict)
     _import_error: str = ""
     _writer: asyncio.StreamWriter | None = None
+    _used_s: float = field(default_factory=time.monotonic)
     _unsent: list[bytes] = field(default_factory=list)
 
     def start(self) -> None:
@@ -87,6 +100,7 @@ class ForkServer:
             raise UnavailableError(self._import_error or "the fork server is gone")
         waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting[request.worker_id] = waiting
+        self._used_s = time.monotonic()
         self._send({"op": "fork", **_fields(request)})
         try:
             async with asyncio.timeout(_FORK_S):
@@ -119,6 +133,9 @@ class ForkServer:
             async with asyncio.timeout(6.0):
                 await asyncio.to_thread(self.handle.proc.wait)
         except TimeoutError:
+            if self.handle.container is not None:
+                await asyncio.to_thread(remove, self.handle.container)
+                return
             # The reaper above it ends what it leaves, and itself.
             for pid in process_tree.children(self.handle.proc.pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -132,8 +149,24 @@ class ForkServer:
         elif not self._writer.is_closing():  # else it ends, and kills what it forked
             self._writer.write(frame)
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether it has had no child for long."""
+        if self._pids or self._waiting:
+            self._used_s = time.monotonic()
+            return False
+        return time.monotonic() - self._used_s > _IDLE_S
+
     async def _listen(self) -> None:
-        reader, self._writer = await asyncio.open_connection(sock=self.handle.sock)
+        sock, container = self.handle.sock, self.handle.container
+        if container is not None:
+            try:
+                sock = await accept(sock, container)
+            except UnavailableError as error:
+                self._import_error = error.message
+                self._on_lost()
+                return
+        reader, self._writer = await asyncio.open_connection(sock=sock)
         for frame in self._unsent:
             self._writer.write(frame)
         self._unsent.clear()
@@ -167,6 +200,7 @@ class ForkServer:
                     message["pid"],
                     message["status"],
                     message["peak_rss_bytes"],
+                    message.get("cpu_s", 0.0),  # an image may have an older Stoker
                 )
                 # After the one who awaits the fork has run: a child may end before that.
                 asyncio.get_running_loop().call_soon(self.on_exit, fork_exit)
@@ -205,7 +239,7 @@ class ForkServerPool:
     """The fork servers of this node, by python executable and preloaded modules.
 
     ``cleanup_paths`` are the folders that they remove if this process is killed, ``prefix`` is what their
-    command begins with.
+    command begins with. Of an image there is one per container.
     """
 
     target: str
@@ -214,20 +248,29 @@ class ForkServerPool:
     background: Background
     cleanup_paths: tuple[Path, ...] = ()
     prefix: tuple[str, ...] = ()
-    _servers: dict[tuple[str, tuple[str, ...]], ForkServer] = field(default_factory=dict)
+    containers: Containers | None = None
+    _servers: dict[_Key, ForkServer] = field(default_factory=dict)
     _stopped: bool = False
 
     def attach(self, handle: ForkServerHandle) -> None:
         """Take over a fork server that was started before the nodelet."""
-        self._add((handle.python, handle.preload), handle)
+        self._add((handle.python, handle.preload, None), handle)
 
-    def get(self, python: str, preload: tuple[str, ...]) -> ForkServer:
+    def get(
+        self, python: str, preload: tuple[str, ...], container: Container | None = None
+    ) -> ForkServer:
         """Return the fork server for these, starting one if there is none alive."""
         if self._stopped:
             raise UnavailableError("this node stops: nothing is forked any more")
-        key = (python, preload)
+        key = (python, preload, container)
         server = self._servers.get(key)
-        if server is None or server.lost:
+        if server is not None and not server.lost:
+            return server
+        if container is not None:
+            if self.containers is None:
+                raise UnavailableError("this node starts no containers")
+            handle = self.containers.start(container, target=self.target, preload=preload)
+        else:
             log_path = self.log_dir / f"forkserver-{len(self._servers)}.log"
             handle = start_forkserver(
                 target=self.target,
@@ -236,13 +279,18 @@ class ForkServerPool:
                 log_path=log_path,
                 prefix=self.prefix,
             )
-            server = self._add(key, handle)
-        return server
+        return self._add(key, handle)
 
     def forget(self, python: str) -> None:
         """Stop the fork servers of an interpreter that is gone; none of them has a worker."""
         for key in [key for key in self._servers if key[0] == python]:
             self.background.spawn(self._servers.pop(key).stop(), name="forkserver-stop")
+
+    def end_idle(self) -> None:
+        """Stop the containers that have had no worker for long."""
+        idle = [key for key, one in self._servers.items() if key[2] is not None and one.is_idle]
+        for key in idle:
+            self.background.spawn(self._servers.pop(key).stop(), name="container-stop")
 
     async def stop(self) -> None:
         """Stop all of them, and with them every worker; no other is started."""
@@ -251,10 +299,10 @@ class ForkServerPool:
             for server in self._servers.values():
                 group.create_task(server.stop())
 
-    def _add(self, key: tuple[str, tuple[str, ...]], handle: ForkServerHandle) -> ForkServer:
+    def _add(self, key: _Key, handle: ForkServerHandle) -> ForkServer:
         server = ForkServer(handle, self.on_exit, self.background)
         self._servers[key] = server
         server.start()
-        for path in self.cleanup_paths:
+        for path in self.cleanup_paths if handle.container is None else ():
             server.add_cleanup_path(path)
         return server

@@ -85,6 +85,17 @@ class ForkedProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class InContainer:
+    """The container of a fork server: its command, where it connects to, and what it says."""
+
+    engine: str
+    name: str
+    proc: subprocess.Popen[bytes]
+    socket_path: Path
+    log_path: Path
+
+
+@dataclass(frozen=True, slots=True)
 class ForkServerHandle:
     """A started fork server: the reaper above it, which ends with it, and our end of its control socket."""
 
@@ -93,6 +104,8 @@ class ForkServerHandle:
     target: str
     preload: tuple[str, ...]
     python: str
+    container: InContainer | None = None
+    """Where it runs, if not beside us: ``sock`` listens then, and it connects to that."""
 
 
 def start_forkserver(
@@ -113,17 +126,12 @@ def start_forkserver(
     """
     executable = python or sys.executable
     ours, theirs = socket.socketpair()
-    command = [*prefix, executable, "-P", "-m", "stoker_nodelet.workers.forkserver"]
-    owner = Owner.current()
-    command += ["--owner", str(owner.pid), str(owner.started)]
-    command += ["--fd", str(theirs.fileno()), "--target", target]
-    for module in preload:
-        command += ["--preload", module]
+    command = command_of(executable, target, preload, ["--fd", str(theirs.fileno())])
     with contextlib.ExitStack() as files:
         files.enter_context(theirs)
         output = files.enter_context(_log(log_path)) if log_path else None
         proc = subprocess.Popen(
-            command,
+            [*prefix, *command],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -133,6 +141,19 @@ def start_forkserver(
             umask=umask.INHERITED,
         )
     return ForkServerHandle(proc, ours, target, tuple(preload), executable)
+
+
+def command_of(
+    python: str, target: str, preload: Sequence[str], connection: Sequence[str]
+) -> list[str]:
+    """Return the command of a fork server of this process."""
+    owner = Owner.current()
+    command = [python, "-P", "-m", "stoker_nodelet.workers.forkserver"]
+    command += ["--owner", str(owner.pid), str(owner.started)]
+    command += [*connection, "--target", target]
+    for module in preload:
+        command += ["--preload", module]
+    return command
 
 
 def fork_forkserver(log_path: Path, *, target: str = DEFAULT_TARGET) -> ForkServerHandle:
@@ -177,14 +198,21 @@ def _close_all_but(*fds: int) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the fork server until its control socket closes."""
     parser = argparse.ArgumentParser(prog="python -m stoker_nodelet.workers.forkserver")
-    parser.add_argument("--fd", type=int, required=True)
+    connection = parser.add_mutually_exclusive_group(required=True)
+    connection.add_argument("--fd", type=int)
+    connection.add_argument("--connect")
     parser.add_argument("--owner", type=int, nargs=2, required=True)
     parser.add_argument("--target", default=DEFAULT_TARGET)
     parser.add_argument("--preload", action="append", default=[])
     options = parser.parse_args(argv)
     owner = Owner(*options.owner)
     reaper = fork_below_reaper(owner)
-    _serve(socket.socket(fileno=options.fd), options.target, options.preload, reaper, owner)
+    if options.connect:
+        control = socket.socket(socket.AF_UNIX)
+        control.connect(options.connect)
+    else:
+        control = socket.socket(fileno=options.fd)
+    _serve(control, options.target, options.preload, reaper, owner)
 
 
 def _serve(
@@ -385,6 +413,7 @@ class _ForkLoop:
                 del self._workers[worker_id]
                 message = {"ev": "exited", "worker_id": worker_id, "pid": pid, "status": status}
                 message["peak_rss_bytes"] = usage.ru_maxrss * 1024
+                message["cpu_s"] = usage.ru_utime + usage.ru_stime
                 self._exits.append((time.monotonic(), message))
         if self._exits or self._trackers:
             self._kill_orphans()

@@ -67,7 +67,7 @@ class LaunchSpec:
         cpus = self.lease.resources.get("CPU", 0.0)
         variables = {
             "STOKER_TOKEN": self.token(identity),
-            "CUDA_VISIBLE_DEVICES": visible_mask(self.lease.gpus, identity.gpu_uuids),
+            "CUDA_VISIBLE_DEVICES": self._visible_gpus(identity),
         }
         if self.lease.gpus and not identity.fake_gpus:
             variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order that NVML counts in
@@ -81,6 +81,13 @@ class LaunchSpec:
         if self.output_dir:
             variables["STOKER_JOB_OUTPUT_DIR"] = self.output_dir
         return {**variables, **self.environment.env_vars}
+
+    def _visible_gpus(self, identity: Identity) -> str:
+        container, gpus = self.environment.container, self.lease.gpus
+        if container is None or not container.devices or gpus.keys() <= identity.gpu_uuids.keys():
+            return visible_mask(gpus, identity.gpu_uuids)
+        # A container counts only the GPUs that it has.
+        return ",".join(str(index) for index in range(len(gpus)))
 
 
 def _id_variables(identity: Identity, worker_id: str, launch: LaunchSpec | None) -> dict[str, str]:
@@ -148,7 +155,8 @@ def driver_fork(
     if driver is None:
         raise BadRequestError(f"{launch.lease.lease_id} has no entrypoint", field="worker.driver")
     environment = launch.environment
-    parts = (*environment.sys_path, os.environ.get("PYTHONPATH", ""))
+    is_here = environment.container is None
+    parts = (*environment.sys_path, os.environ.get("PYTHONPATH", "") if is_here else "")
     path = os.pathsep.join(part for part in parts if part)
     variables = {
         "PYTHONUNBUFFERED": "1",
@@ -165,14 +173,17 @@ def driver_fork(
     if path:
         variables["PYTHONPATH"] = path
     # `python` in an entrypoint is the one that has stoker, even if the node's shell knows another.
-    path_before = variables.get("PATH", os.environ.get("PATH", os.defpath))
-    variables["PATH"] = f"{os.path.dirname(environment.python)}{os.pathsep}{path_before}"
+    entrypoint = driver.entrypoint
+    if is_here:
+        path_before = variables.get("PATH", os.environ.get("PATH", os.defpath))
+        variables["PATH"] = f"{os.path.dirname(environment.python)}{os.pathsep}{path_before}"
+        entrypoint = shell_script(entrypoint, variables["PATH"])
     return ForkRequest(
         worker_id=worker_id,
         log_path=str(identity.driver_log(driver.job_id, driver.attempt)),
         env=variables,
         cwd=environment.cwd,
-        argv=("/bin/sh", "-c", shell_script(driver.entrypoint, variables["PATH"])),
+        argv=("/bin/sh", "-c", entrypoint),
         user=environment.user,
     )
 

@@ -45,6 +45,7 @@ from stoker_wire.errors import (
 )
 from stoker_wire.http.auth import write_private
 from stoker_wire.http.client.client import Client
+from stoker_wire.messages.cluster import WorkerState
 from stoker_wire.messages.common import Address, Empty, MemoryUse
 from stoker_wire.messages.node_api import MoveWorker, StopNotice, StopReply, WorkerSetup
 from stoker_wire.process.background import Background
@@ -57,6 +58,15 @@ if TYPE_CHECKING:
 _ASSIGN_S = 10.0
 _RETIRE_S = 5.0
 _NOTICE_MARGIN_S = 5.0
+
+REPORTED_STATE = {
+    WorkerPhase.STARTING: WorkerState.STARTING,
+    WorkerPhase.IDLE: WorkerState.IDLE,
+    WorkerPhase.LEASED: WorkerState.LEASED,
+    WorkerPhase.RETIRING: WorkerState.IDLE,
+    WorkerPhase.TERMINATING: WorkerState.DEAD,
+}
+"""What a worker is in a list of workers."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +91,8 @@ class Process:
     address: Address | None = None
     """The address at which the worker listens; a driver has none."""
     pid: int = 0
+    in_container: bool = False
+    """The engine decides then which GPUs it may open."""
     memory: MemoryUse | None = None
     """The memory as it was when this was ended for want of it."""
     overdue: CallDeadline | None = None
@@ -132,15 +144,18 @@ class Processes:
                 socket_path = identity.socket_path(worker_id)
             if user is not None:
                 environment = None  # no code of another user's runs in a fork server
-            if self.isolation is not None:
+            container = environment.container if environment is not None else None
+            if self.isolation is not None and container is None:
                 cgroup = self.isolation.add(worker_id, launch.lease.gpus if launch else ())
                 request = replace(request, cgroup=cgroup)
             server = self.forks.get(
                 environment.python if environment else identity.python,
                 environment.preload if environment else (),
+                container,
             )
             log_path = Path(request.log_path)
             process = Process(server, log_path, socket_path, launch, own_token)
+            process.in_container = container is not None
             if token_file is not None and launch is not None:
                 process.served, process.job_token = launch, launch.token(identity)
                 process.token_file = token_file
@@ -203,7 +218,7 @@ class Processes:
         if launch is not None and log is not None:
             log.job_id = launch.lease.job_id
             log.name = launch.name
-        if launch is not None and self.isolation is not None:
+        if launch is not None and self.isolation is not None and not process.in_container:
             self.isolation.grant(worker.worker_id, worker.gpus)
         environment = launch.environment if launch is not None and late else None
         token = launch.token(self.identity) if launch else ""
@@ -256,7 +271,7 @@ class Processes:
     def _revoke(self, worker_id: str) -> bool:
         """Let a worker open no GPU any more, where GPUs are isolated; return whether that is so."""
         try:
-            if self.isolation is not None:
+            if self.isolation is not None:  # which refuses it for one in a container
                 self.isolation.grant(worker_id, ())
         except StokerError as error:
             _log.warning("%s keeps its GPUs, and is ended: %s", worker_id, error)

@@ -64,9 +64,12 @@ from stoker_nodelet.objects.index import ObjectIndex
 from stoker_nodelet.telemetry.driver_reports import DriverReports
 from stoker_nodelet.telemetry.exits import LOG_LINES, Exits, describe
 from stoker_nodelet.telemetry.logs import Logs
+from stoker_nodelet.telemetry.metrics.job_usage import JobUsage
+from stoker_nodelet.telemetry.metrics.worker_counts import WorkerCounts
+from stoker_nodelet.workers.containers import Containers, with_gpus
 from stoker_nodelet.workers.fork_client import ForkExit, ForkServerPool
 from stoker_nodelet.workers.launch_spec import LaunchSpec, terms_of
-from stoker_nodelet.workers.processes import Process, Processes
+from stoker_nodelet.workers.processes import REPORTED_STATE, Process, Processes
 from stoker_wire.errors import (
     ConflictError,
     NotFoundError,
@@ -85,7 +88,6 @@ from stoker_wire.messages.cluster import (
     StopLeases,
     Worker,
     WorkerExit,
-    WorkerState,
 )
 from stoker_wire.messages.groups import CommitBundles, CommittedBundles, HoldBundles
 from stoker_wire.messages.node_api import HeldWork, RegisterWorker, WorkerSetup
@@ -99,13 +101,6 @@ if TYPE_CHECKING:
 _RELEASE_S = 5.0
 _EXIT_S = 1.0
 _EXIT_POLL_S = 0.02
-_REPORTED_STATE = {
-    WorkerPhase.STARTING: WorkerState.STARTING,
-    WorkerPhase.IDLE: WorkerState.IDLE,
-    WorkerPhase.LEASED: WorkerState.LEASED,
-    WorkerPhase.RETIRING: WorkerState.IDLE,
-    WorkerPhase.TERMINATING: WorkerState.DEAD,
-}
 
 
 @dataclass(slots=True)
@@ -125,12 +120,15 @@ class Workers:
     objects: ObjectIndex
     driver_reports: DriverReports
     background: Background
+    containers: Containers | None = None
     isolation: InitVar[Isolation | None] = None
     forks: ForkServerPool = field(init=False)
     processes: Processes = field(init=False)
     member: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while this node is registered with the gcs, and from when it leaves."""
     leaving: bool = False
+    counts: WorkerCounts = field(default_factory=WorkerCounts)
+    usage: JobUsage = field(default_factory=lambda: JobUsage(0))
     gpus: GpuSignals = field(default_factory=GpuSignals)
     _waiting: dict[str, asyncio.Future[StartedLease]] = field(default_factory=dict)
     _bundles: dict[str, Lease] = field(default_factory=dict)
@@ -149,6 +147,7 @@ class Workers:
             self.background,
             (identity.arena_dir, identity.socket_dir, self.users.root),
             isolation.without_gpus if isolation is not None else (),
+            self.containers,
         )
         self.processes = Processes(
             identity,
@@ -211,6 +210,7 @@ class Workers:
             environment = await folders.environments.prepare(wanted, job_id)
             if wanted.kernels and user is None:  # another user's code must not run to compile them
                 environment = await self.kernels.prepare(wanted, environment, request.lease.gpus)
+            environment = with_gpus(environment, request.lease, self.identity)
         finally:
             self._preparing.remove(job_id)
         folders.environments.track(environment)
@@ -316,6 +316,7 @@ class Workers:
             raise ConflictError(f"{request.worker_id} must exit: {worker.reason}")
         if worker.phase is WorkerPhase.STARTING:
             process.address = request.address
+            self.counts.start_s.observe(time.monotonic() - worker.started_at_s)
         self.dispatch(
             WorkerRegistered(at_s=time.monotonic(), worker_id=request.worker_id, pid=request.pid)
         )
@@ -456,7 +457,7 @@ class Workers:
             worker_id=worker.worker_id,
             node_id=self.identity.node_id,
             pid=worker.pid,
-            state=_REPORTED_STATE[worker.phase],
+            state=REPORTED_STATE[worker.phase],
             lease_id=worker.lease_id,
             job_id=worker.job_id,
             actor_id=worker.actor_id,
@@ -480,6 +481,7 @@ class Workers:
     def _execute(self, command: Command) -> None:
         match command:
             case ForkWorker():
+                self.counts.starts += 1
                 work = self.processes.fork(
                     command.worker_id, self.processes.launches.get(command.lease_id)
                 )
@@ -543,6 +545,8 @@ class Workers:
             return
         log = self.logs.get(worker_id)
         worker_exit = self._forensics(fork_exit, worker, process)
+        self.counts.ended(worker_exit)
+        self.usage.ended(worker, fork_exit.cpu_s)
         owner_ids = self._owner_ids(worker_id)
         self.logs.end(worker_id)
         self.processes.remove(worker_id)

@@ -87,6 +87,7 @@ class ActorClass(Generic[C]):
 
         A name that is taken raises ``NameTakenError`` here (unless ``get_if_exists``).
         """
+        self._check_name()
         try:
             signature = inspect.signature(self._cls)
         except ValueError:  # a class written in C that does not tell
@@ -101,6 +102,21 @@ class ActorClass(Generic[C]):
         if runtime.inline is not None:
             return runtime.inline.create(self._cls, self._options, args, kwargs)
         return runtime.actor_creator.create(self._cls, self._options, args, kwargs)
+
+    def _check_name(self) -> None:
+        """Raise BadRequestError for options that name no actor, or no namespace."""
+        cls = self._cls.__qualname__
+        if self._options.namespace == "":
+            raise BadRequestError(
+                f"option 'namespace' of remote class {cls} is empty\ngive a name, or leave it out",
+                field="namespace",
+            )
+        if self._options.get_if_exists and not self._options.name:
+            raise BadRequestError(
+                f"get_if_exists of remote class {cls} asks for an actor without a name\n"
+                "give name= as well",
+                field="get_if_exists",
+            )
 
     def bind(self, *args: Any, **kwargs: Any) -> ActorNode:
         """Return an actor of this class as a node of a graph: each ``execute()`` starts one."""

@@ -14,6 +14,9 @@ from stoker.exceptions import BadRequestError, NotFoundError, WrongTypeError
 from stoker.runtime import current
 from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
 from stoker.runtime.process.current_task import current_task
+from stoker.runtime.process.notebook import shown_records
+from stoker.runtime.process.tracing.context import TRACES
+from stoker_wire.http.trace_context import split
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.handle import ActorHandle
@@ -21,20 +24,26 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 W = TypeVar("W", bound=ObjectRef[Any] | ObjectRefGenerator[Any])
 _CALL_S = 30.0
+_TIMELINE_ATTEMPTS = 100_000
+_NODE_FIELDS = ("node_id", "hostname", "state", "resources", "labels", "reason")
+"""What a notebook shows of a node."""
 
 
 @overload
-def get(refs: ObjectRef[T], /, *, timeout: float | None = None) -> T: ...
+def get(refs: ObjectRef[T], /, *, timeout: float | None = None, progress: bool = False) -> T: ...
 @overload
-def get(refs: Sequence[ObjectRef[T]], /, *, timeout: float | None = None) -> list[T]: ...
+def get(
+    refs: Sequence[ObjectRef[T]], /, *, timeout: float | None = None, progress: bool = False
+) -> list[T]: ...
 
 
-def get(refs: Any, /, *, timeout: float | None = None) -> Any:
+def get(refs: Any, /, *, timeout: float | None = None, progress: bool = False) -> Any:
     """Return the value of a ref, or the values of a list of refs, waiting for them.
 
     Raises what the task raised (as its own type, with the remote traceback), of a list as soon as
     the first of them fails; or ``GetTimeoutError`` after ``timeout`` seconds, which says what the
-    missing ones wait for. Arrays from shared memory are read-only views.
+    missing ones wait for. Arrays from shared memory are read-only views. With ``progress`` a bar on
+    stderr, or below a notebook's cell, counts the objects that are there.
     """
     if timeout is not None:
         _check_timeout(timeout, "get")
@@ -42,6 +51,11 @@ def get(refs: Any, /, *, timeout: float | None = None) -> Any:
         raise WrongTypeError(
             "get() takes no generator\niterate over it and get() each ref", field="refs"
         )
+    if progress:
+        from stoker.util.progress import arrivals
+
+        with arrivals([refs] if isinstance(refs, ObjectRef) else (refs := _refs(refs, "get"))):
+            return get(refs, timeout=timeout)
     try:
         if isinstance(refs, ObjectRef):
             return current.runtime().objects.get((refs,), timeout)[0]
@@ -267,6 +281,7 @@ def get_runtime_context() -> RuntimeContext:
     runtime = current.runtime()
     info = current_task.get()
     lease, actor = runtime.job.lease, runtime.job.actor
+    traceparent, tracestate = split(TRACES.now())
     return RuntimeContext(
         job_id=runtime.job.job_id,
         node_id=runtime.identity.node.node_id if runtime.identity.node else "",
@@ -279,6 +294,8 @@ def get_runtime_context() -> RuntimeContext:
         gpu_ids=tuple(sorted(lease.gpus)) if lease else (),
         assigned_resources=dict(lease.resources) if lease else {},
         was_current_actor_reconstructed=actor is not None and bool(actor.incarnation),
+        traceparent=traceparent,
+        tracestate=tracestate,
     )
 
 
@@ -289,7 +306,7 @@ def get_gpu_ids() -> list[int]:
 
 def nodes() -> list[dict[str, Any]]:
     """Return the cluster's nodes, living and dead, as the HTTP API shows them."""
-    return list_all("/v1/nodes")
+    return shown_records("Nodes", _NODE_FIELDS, list_all("/v1/nodes"))
 
 
 def list_all(path: str, **filters: str) -> list[dict[str, Any]]:
@@ -324,17 +341,19 @@ def _cluster(field: str) -> dict[str, float]:
 
 
 def timeline(filename: str | None = None) -> list[dict[str, Any]]:
-    """Return the job's finished task attempts as Chrome trace events; write them to ``filename``.
+    """Return what ran of this job as Chrome trace events; write them to ``filename``.
 
-    Open the file in ``chrome://tracing`` or Perfetto. Times are microseconds; one row per worker.
+    Open the file in Perfetto or ``chrome://tracing``. Of attempts the newest 100,000 are read; the command
+    line reads more, of all jobs, without holding them in memory (``stoker timeline``).
     """
     import msgspec
 
-    runtime = current.runtime()
-    runtime.io.run(runtime.events.forward(), _CALL_S)
-    from stoker.api.trace import trace_events
+    from stoker.api.tracing.reading import TimelineReader
 
-    events = trace_events(list_all("/v1/tasks", job_id=runtime.job.job_id))
+    runtime = current.runtime()
+    runtime.io.run(runtime.forward_history(), _CALL_S)
+    reader = TimelineReader(runtime.job.http, runtime.job.job_id, limit=_TIMELINE_ATTEMPTS)
+    events = list(reader.events())
     if filename:
         with open(filename, "wb") as file:
             file.write(msgspec.json.encode(events))

@@ -29,6 +29,9 @@ class RuntimeContext:
     gpu_ids: tuple[int, ...] = ()
     assigned_resources: dict[str, float] = field(default_factory=dict)
     was_current_actor_reconstructed: bool = False
+    traceparent: str = ""
+    """The W3C trace context of the calling code, as the header of this name has it; '' for none."""
+    tracestate: str = ""
 
     @property
     def namespace(self) -> str:

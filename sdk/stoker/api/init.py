@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from stoker.exceptions import BadRequestError, ConflictError, StokerError
-from stoker.local.node_options import checked_node_options, checked_port
+from stoker.local.node_options import check_texts, checked_node_options, checked_port
 from stoker.runtime.current import maybe_runtime, set_runtime
 from stoker.runtime.process.current_runtime import LIFECYCLE
 from stoker.runtime.process.identity import LocalNode
+from stoker.runtime.process.notebook import html_table, is_interactive
 from stoker_wire.ids import Prefix, new_id
 
 if TYPE_CHECKING:
     from stoker.local.cluster import LocalCluster
     from stoker.local.sessions import LocalInfo
     from stoker.runtime.net.http import HttpClient
+    from stoker.runtime.process.identity import Identity
     from stoker.runtime.runtime import Runtime
     from stoker_wire.messages.common import RuntimeEnv
     from stoker_wire.settings import Settings
@@ -76,6 +78,15 @@ class ClusterInfo(NamedTuple):
     def __repr__(self) -> str:
         return f"ClusterInfo(address={self.address!r}, job_id={self.job_id!r})"
 
+    def _repr_html_(self) -> str:
+        rows = {"address": self.address, "job": self.job_id, "namespace": self.namespace}
+        return html_table("Stoker", rows, links={"dashboard": self._page})
+
+    @property
+    def _page(self) -> str:
+        """The URL of the dashboard's page."""
+        return f"{self.address.partition(',')[0].rstrip('/')}/"
+
 
 def init(
     address: str | None = None,
@@ -108,15 +119,27 @@ def init(
     (``stoker queue list``), with ``priority`` added to its own. Raises UnavailableError where a
     cluster's scheduler cannot be reached. In ``local_mode`` tasks and actors run in this process, one after
     another, when they are called: for debuggers and tests.
+
+    A second call is a ConflictError, unless ``ignore_reinit_error`` is set. In a notebook it prints what
+    this process is connected to, unless it names another cluster; a local cluster that died is replaced.
     """
     with LIFECYCLE.lock:
         if (current := maybe_runtime()) is not None:
             if ignore_reinit_error:
                 return _info_of(current)
-            raise ConflictError(
-                "stoker.init() was called already in this process\n"
-                "call stoker.shutdown() first, or pass ignore_reinit_error=True"
-            )
+            if not _is_cell_again(current, address):
+                raise ConflictError(
+                    "stoker.init() was called already in this process\n"
+                    "call stoker.shutdown() first, or pass ignore_reinit_error=True"
+                )
+            if LIFECYCLE.cluster is None or LIFECYCLE.cluster.is_alive():
+                info = _info_of(current)
+                sys.stdout.write(
+                    f"Stoker is connected to {info.address} already, as job {info.job_id} "
+                    f"(dashboard: {info._page}; for other options call stoker.shutdown() first)\n"
+                )
+                return info
+            _leave(exits=False)  # its cluster died: start another
         address = None if address == LOCAL else address or os.environ.get("STOKER_ADDRESS") or None
         node_options = {
             "num_cpus": num_cpus,
@@ -127,6 +150,7 @@ def init(
             "labels": labels,
         }
         node_options, port = checked_node_options(node_options), checked_port(port)
+        check_texts(namespace=namespace, queue=queue)
         driver_options = _DriverOptions(
             namespace, runtime_env, queue, priority, log_to_driver, local_mode
         )
@@ -140,6 +164,15 @@ def init(
                 field=given[0],
             )
         return _init_remote(address, token, driver_options)
+
+
+def _is_cell_again(current: Runtime, address: str | None) -> bool:
+    """Return whether a notebook's cell with ``init()`` runs again, for the cluster that there is."""
+    if not is_interactive():
+        return False
+    if address == LOCAL:
+        return LIFECYCLE.cluster is not None
+    return address in (None, AUTO, current.identity.gcs_url)
 
 
 class _DriverOptions(NamedTuple):
@@ -245,15 +278,14 @@ def _is_closed(folder: str) -> bool:
 
 
 def _is_gateway(client: HttpClient) -> bool:
-    """Return whether a gateway is what answers: this process is outside of the cluster's network."""
+    """Return whether a gateway answers by which drivers come: this process is outside of the network."""
     from stoker.exceptions import NotFoundError
     from stoker_wire.http.gateway.protocol import GATEWAY_PATH, GatewayInfo
 
     try:
-        client.call("GET", GATEWAY_PATH, reply=GatewayInfo)
+        return client.call("GET", GATEWAY_PATH, reply=GatewayInfo).has_drivers
     except NotFoundError:
         return False
-    return True
 
 
 def _local_address(url: str) -> str:
@@ -313,6 +345,7 @@ def _connect(
         if head is None:
             _check_scheduler(runtime)
         env = _driver_env(runtime, node, options.runtime_env, settings)
+        _configure_tracing(identity, settings)
         driver.attach(
             settings.job_id or None,
             env,
@@ -337,6 +370,20 @@ def _connect(
     LIFECYCLE.auto_init, LIFECYCLE.forked = True, False
     atexit.register(_leave_at_exit)
     return _info_of(runtime)
+
+
+def _configure_tracing(identity: Identity, settings: Settings) -> None:
+    """Take over the trace context of whoever started this driver; export spans if that is configured."""
+    from stoker.runtime.process.tracing.context import TRACES, is_configured
+
+    if not is_configured(os.environ, settings.otlp_endpoint):
+        TRACES.enter_process("")
+        return
+    from stoker.runtime.process.tracing import tracer
+
+    name = f"driver {os.path.basename(sys.argv[0] or 'python')}"
+    resource = tracer.resource_of(identity)
+    tracer.configure(os.environ, settings.otlp_endpoint, resource, span=name)
 
 
 def _check_scheduler(runtime: Runtime) -> None:

@@ -3,7 +3,8 @@
 Commands live in one module each and are imported only when called for, as are rich and the HTTP
 client, so that ``--help`` and shell completion answer at once. It speaks the public HTTP API alone;
 what it can do, curl can do. Errors are one line on stderr with the fix: exit code 1, or 2 for usage;
-with ``--json`` that line is an object with ``code``, ``message`` and ``exit_code``.
+with ``--json`` that line is an object with ``code``, ``message`` and ``exit_code``. On a terminal a
+second line names the page of the code (``stoker docs``).
 """
 
 from __future__ import annotations
@@ -28,8 +29,17 @@ INTERRUPTED = 130
 _COMMANDS = {
     "start": ("local.cluster", "start", "Start a cluster on this machine, or join one."),
     "stop": ("local.cluster", "stop", "Stop what `stoker start` started on this machine."),
-    "status": ("status", "status", "Show nodes, resources in use, jobs, and what waits and why."),
+    "status": (
+        "views.status",
+        "status",
+        "Show nodes, resources in use, jobs, and what waits and why.",
+    ),
+    "top": ("views.top", "top", "Show what runs and what is used, live, on the whole terminal."),
     "job": ("job", "job", "Submit, list, follow and stop jobs."),
+    "call": ("calls.call", "call", "Call a registered function, or a method of an actor."),
+    "cancel": ("calls.call", "cancel", "Cancel a call."),
+    "kill": ("calls.call", "kill", "End an actor at once."),
+    "object": ("calls.objects", "object_group", "Put, get and free values by reference."),
     "schedule": ("scheduling.schedules", "schedule", "Submit jobs at the times of a cron line."),
     "list": (
         "lists",
@@ -52,7 +62,13 @@ _COMMANDS = {
         "plan",
         "Say where work would go, and whom it would preempt, without starting it.",
     ),
-    "logs": ("logs", "logs", "Show the output of a job, task, actor or worker."),
+    "logs": ("processes.logs", "logs", "Show the output of a job, task, actor or worker."),
+    "stack": ("processes.profiles", "stack", "Show where running code is, now."),
+    "profile": (
+        "processes.profiles",
+        "profile",
+        "Record where time goes in a running process, its memory, or its torch operators.",
+    ),
     "placement-group": (
         "scheduling.groups",
         "placement_group",
@@ -69,8 +85,20 @@ _COMMANDS = {
         "simulate",
         "Run a trace of jobs on a cluster of your choice.",
     ),
-    "summary": ("history.activity", "summary", "Count tasks by name and state."),
-    "timeline": ("history.activity", "timeline", "Write what ran where and when, for Perfetto."),
+    "summary": (
+        "views.summary",
+        "summary",
+        "Add up tasks by function, actors by class, objects by node and job.",
+    ),
+    "memory": (
+        "views.memory",
+        "memory",
+        "Show how full shared memory is, and who holds what there.",
+    ),
+    "train": ("views.training", "train", "Show how training goes, by what it reports."),
+    "report": ("views.report", "report", "Write one HTML file about a job, to send on."),
+    "dashboard": ("views.dashboard", "dashboard", "Print a link to the dashboard, and open it."),
+    "timeline": ("history.timeline", "timeline", "Write what ran where and when, for Perfetto."),
     "backup": (
         "history.backup",
         "backup",
@@ -78,7 +106,7 @@ _COMMANDS = {
     ),
     "restore": ("history.backup", "restore", "Fill an empty database of the gcs from a backup."),
     "kernels": ("kernels", "kernels", "Tune the training kernels to the GPUs, compile them ahead."),
-    "token": ("token", "token", "Give people tokens of their own, and take them back."),
+    "token": ("local.token", "token", "Give people tokens of their own, and take them back."),
     "certs": ("local.certs", "certs", "Make certificates for TLS: a CA, and those that it signs."),
     "port": (
         "local.port",
@@ -86,7 +114,18 @@ _COMMANDS = {
         "Say what of programs written for Ray will not work with stoker.ray.",
     ),
     "config": ("local.about", "config", "Show every setting, its value and where that comes from."),
+    "docs": ("local.docs", "docs", "Explain an error by its code: meaning, cause, fix, example."),
     "version": ("local.about", "version", "Show the version and the protocol."),
+}
+
+# How help groups them; what is in none of these comes last.
+_GROUPS = {
+    "Clusters": ("start", "stop", "node", "queue", "backup", "restore", "token", "certs"),
+    "See what is": ("status", "top", "dashboard", "list", "get", "memory"),
+    "See why": ("explain", "story", "stack", "profile", "plan", "simulate", "docs"),
+    "See what was": ("summary", "train", "timeline", "report", "logs"),
+    "Run": ("job", "schedule", "call", "cancel", "kill", "object", "placement-group"),
+    "Tools": ("kernels", "port", "config", "version"),
 }
 
 # Commands of other systems -> the equivalent here.
@@ -94,12 +133,9 @@ _ELSEWHERE = {
     "up": "start a cluster with `stoker start --head`, add machines with `stoker start --address`",
     "down": "use `stoker stop`",
     "attach": "use `stoker.init(address=...)` in a program",
-    "memory": "see `stoker list objects` for what is in shared memory, `stoker list workers` for "
-    "the memory of processes",
-    "stack": "take the pid from `stoker list workers`, then use a profiler such as py-spy there",
     "submit": "use `stoker job submit`",
     "exec": "use `stoker job submit`",
-    "dashboard": "see `stoker status`",
+    "htop": "use `stoker top`",
     "ps": "see `stoker list jobs`, `stoker list actors` and `stoker list tasks`",
 }
 
@@ -130,8 +166,13 @@ class Lazy(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, _, line) in _COMMANDS.items()])
+        left = dict(_COMMANDS)
+        for title, names in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, left.pop(name)[2]) for name in names])
+        if left:
+            with formatter.section("Others"):
+                formatter.write_dl([(name, line) for name, (_, _, line) in left.items()])
 
     def main(
         self,
@@ -193,6 +234,8 @@ def _fail(
         from stoker.cli.output import echo
 
         echo(f"{click.style('error:', fg='red', bold=True)} {message}", err=True)
+        if exit_code == 1 and code != "failed" and sys.stderr.isatty():
+            echo(f"more: stoker docs {code}", err=True)
     sys.exit(exit_code)
 
 

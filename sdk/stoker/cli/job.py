@@ -357,6 +357,7 @@ def follow_job(
 
     Begins with this attempt of the job; 0 is the present one.
     """
+    from stoker.cli.views.builds import follow_builds
     from stoker_wire.settings import Settings
 
     after_s = Settings.from_env().wait_notice_s
@@ -364,6 +365,8 @@ def follow_job(
     notice.daemon = True
     if after_s:
         notice.start()
+    if client.get_job(job_id).runtime_env.installs:
+        follow_builds(client.http, job_id)
     try:
         print_lines(client.tail_job_logs(job_id, attempt=attempt), as_json)
         return client.wait(job_id)

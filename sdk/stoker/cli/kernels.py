@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stoker.cli.options import cluster_options, http_client, job_client, pairs
-from stoker.cli.output import echo, print_json, print_table
+from stoker.cli.output import echo, plural, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ def list_tuned(device: str, address: str | None, token: str | None, as_json: boo
     print_table(rows, columns, empty="nothing was measured yet; see `stoker kernels tune --help`")
 
 
-_COLUMNS = ("device", "kernel", "shape", "config", "median", "faster by", "version")
+_COLUMNS = ("device", "kernel", "shape", "config", "median", "roofline", "faster by", "version")
 
 
 def _row(one: TunedKernel) -> dict[str, Any]:
@@ -51,6 +51,7 @@ def _row(one: TunedKernel) -> dict[str, Any]:
         "shape": _plain(one.key),
         "config": _plain(one.config),
         "median": f"{one.seconds * 1e6:.1f} us",
+        "roofline": f"{one.least_seconds / one.seconds:.0%}" if one.least_seconds else "",
         "faster by": f"{gain:.0%}",
         "version": one.version,
     }
@@ -60,22 +61,17 @@ def _plain(values: dict[str, Any]) -> str:
     return ",".join(f"{name}={value}" for name, value in values.items())
 
 
-def _tuned(client: HttpClient, prefix: str) -> list[TunedKernel]:
-    from urllib.parse import quote
-
-    from stoker_wire.errors import InternalError, NotFoundError
-    from stoker_wire.messages.control import KvEntry, Page
+def _tuned(client: HttpClient, device: str) -> list[TunedKernel]:
+    from stoker_wire.messages.control import Page
     from stoker_wire.messages.kernels import TUNING_NAMESPACE, TunedKernel
 
-    path = f"/v1/kv/{TUNING_NAMESPACE}"
-    tuned: list[TunedKernel] = []
-    for entry in client.items(path, Page[KvEntry], {"prefix": prefix or None}):
-        try:
-            tuned.append(client.call("GET", f"{path}/{quote(entry.key)}", reply=TunedKernel))
-        except NotFoundError:  # deleted meanwhile
-            continue
-        except InternalError as error:
-            echo(f"{TUNING_NAMESPACE}/{entry.key} is no measurement: {error.one_line}", err=True)
+    query = {"device": device or None}
+    tuned = list(client.items("/v1/kernels", Page[TunedKernel], query))
+    asked = {**query, "limit": 1, "count": True}
+    total = client.call("GET", "/v1/kernels", reply=Page[TunedKernel], query=asked).total or 0
+    if total > len(tuned):
+        strange = plural(total - len(tuned), "key")
+        echo(f"{strange} of the namespace {TUNING_NAMESPACE} without a measurement", err=True)
     return tuned
 
 

@@ -5,6 +5,7 @@ Nothing here talks to the cluster.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from stoker.cli.tables import GAP, Column, Row, render
+from stoker.cli.tables import GAP, Column, Row, Table, render
 from stoker.runtime.process.terminal import clean, clean_output, line_of, printable, speaker
 
 if TYPE_CHECKING:
@@ -31,8 +32,16 @@ COLOURS = {
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
-    """Print prose; control sequences in names and messages, which come from users' programs, are left out."""
-    click.echo(clean(text), err=err)
+    """Print prose; control sequences in names and messages, which come from users' programs, are left out.
+
+    Colours are for terminals, and for none where ``NO_COLOR`` is set.
+    """
+    click.echo(clean(text), err=err, color=False if no_colour() else None)
+
+
+def no_colour() -> bool:
+    """Return whether the environment asks programs to write in no colours."""
+    return bool(os.environ.get("NO_COLOR"))
 
 
 def print_json(value: object) -> None:
@@ -83,18 +92,27 @@ def print_table(
         columns = [Column(heading, source) for heading, source in columns.items()]
     width = None if wide else terminal_width()
     table = render(columns, rows, None if width is None else width - len(indent))
+    for line in table_lines(table):
+        echo(indent + line)
+    return table.left_out
+
+
+def table_lines(table: Table) -> list[str]:
+    """Return the lines of a table, its headings bold and its states in their colours."""
+    lines = []
     for number, line in enumerate(table.lines):
         last = max((i for i, cell in enumerate(line) if cell.strip()), default=0)
         shown = [*line[:last], line[last].rstrip()]
-        click.echo(indent + GAP.join(_coloured(cell, head=number == 0) for cell in shown))
-    return table.left_out
+        lines.append(GAP.join(_coloured(cell, head=number == 0) for cell in shown))
+    return lines
 
 
 def _coloured(cell: str, *, head: bool) -> str:
     text = cell.rstrip()
     if head:
         return click.style(text, bold=True) + cell[len(text) :]
-    colour = COLOURS.get(text)
+    # Conditions of a node stand behind its state.
+    colour = COLOURS.get(text.partition(",")[0])
     return click.style(text, fg=colour) + cell[len(text) :] if colour else cell
 
 
@@ -171,6 +189,13 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02}m"
     return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+
+
+def hours(seconds: float) -> str:
+    """Return seconds of a resource as hours with three digits, ``1.25``; ``0`` for none."""
+    if 0 < seconds < 0.36:
+        return "<0.0001"
+    return f"{seconds / 3600:.3g}" if seconds < 3.6e6 else f"{seconds / 3600:,.0f}"
 
 
 def ago(at_s: float | None) -> str:

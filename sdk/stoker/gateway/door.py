@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from stoker.gateway.requests import refusal
 from stoker_wire.data.keep_alive import keep_alive
 from stoker_wire.errors import BadRequestError, PayloadTooLargeError, StokerError
 from stoker_wire.http.gateway.protocol import HEAD_END, HEAD_NBYTES, RequestHead, parse_request
-from stoker_wire.http.problems import problem_response
 
 if TYPE_CHECKING:
     from stoker_wire.http.server.connections import Connections
@@ -18,13 +18,16 @@ OnRequest = Callable[["Door", RequestHead], object]
 
 
 class Door(asyncio.Protocol):
-    """The protocol of one connection; ``on_request`` is called once with its first request."""
+    """The protocol of one connection; ``on_request`` is called once with its first request.
 
-    def __init__(self, connections: Connections, on_request: OnRequest) -> None:
+    Of a connection that a caller gave back ``came`` is what was read of that request.
+    """
+
+    def __init__(self, connections: Connections, on_request: OnRequest, came: bytes = b"") -> None:
         self._connections = connections
         self._on_request = on_request
         self.transport: asyncio.Transport
-        self.data = b""
+        self.data = came
         """All that came, the head included."""
         self._asked = False
 
@@ -33,6 +36,8 @@ class Door(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         keep_alive(transport.get_extra_info("socket"))
         self._connections.made(self, self.transport)
+        if self.data:
+            self.data_received(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
@@ -74,11 +79,5 @@ class Door(asyncio.Protocol):
 
     def refuse(self, error: StokerError) -> None:
         """Send an error, and close."""
-        status, content_type, body = problem_response(error)
-        headers = {
-            "Content-Type": content_type,
-            "Content-Length": str(len(body)),
-            "Connection": "close",
-        }
-        self.answer(f"{status} {error.code}", headers, body)
+        self.transport.write(refusal(error))
         self.transport.close()

@@ -1,21 +1,26 @@
 """The gateway as a service: its port, and what each kind of first request leads to.
 
-``CONNECT`` and the paths of :mod:`stoker_wire.http.gateway.protocol` are the gateway's own. Any other
-connection is joined with the gcs as it is, from its first byte on: the gcs checks tokens, and answers.
+``CONNECT`` and the paths of :mod:`stoker_wire.http.gateway.protocol` are the gateway's own. On any other
+connection each request goes, as it is, to the gcs, which checks tokens and answers, or to the caller of its
+token (:mod:`stoker.gateway.calls`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
 from stoker.gateway.admission import Admission
+from stoker.gateway.calls.processes import Callers
 from stoker.gateway.door import Door
+from stoker.gateway.exchange import Destination, Exchange
 from stoker.gateway.listeners import Listeners
 from stoker.gateway.port import Port
 from stoker.gateway.relay import Held, Joint
@@ -28,12 +33,15 @@ from stoker_wire.errors import (
     StokerError,
     UnavailableError,
 )
+from stoker_wire.http.auth import is_loopback
 from stoker_wire.http.client.port_owner import check_port_owner
+from stoker_wire.http.gateway.calls import is_call
 from stoker_wire.http.gateway.protocol import (
     ACCEPT_PATH,
     DIAL_S,
     GATEWAY_PATH,
     LISTEN_PATH,
+    METRICS_PATH,
     UPGRADE,
     URL_HEADER,
     GatewayInfo,
@@ -43,12 +51,15 @@ from stoker_wire.http.server.connections import Connections
 from stoker_wire.http.server.request_guard import outward_address
 from stoker_wire.ids import Prefix, is_id
 from stoker_wire.process.background import Background
+from stoker_wire.process.metrics import Metrics
 from stoker_wire.tls.contexts import context_for, tls_error
 from stoker_wire.tls.files import files_of
 from stoker_wire.version import VERSION
 
 if TYPE_CHECKING:
-    from stoker.gateway.admission import Holder, Pass
+    import socket
+
+    from stoker.gateway.admission import Holder, Open, Pass
     from stoker_wire.settings import Settings
     from stoker_wire.tls.files import TlsFiles
 
@@ -72,10 +83,15 @@ class Gateway:
         self._listeners = Listeners(settings.host, self._reached_as, self._tls)
         self._connections = Connections(settings.unproven_connections, settings.unproven_s)
         self._background = Background("gateway")
-        self._joints: set[Joint] = set()
+        self._metrics = Metrics("gateway")
+        self._self = _Itself()
+        self._joints: set[Joint | Exchange] = set()
+        self._callers = Callers(gcs_url, self._reached_as, self._came_back)
         self._port = Port(
             "the gateway", lambda: Door(self._connections, self._on_request), self._tls
         )
+        self._metrics.show("stoker_gateway_connections", lambda: len(self._joints))
+        self._metrics.show("stoker_gateway_callers", lambda: self._callers.count)
 
     @property
     def url(self) -> str:
@@ -85,6 +101,7 @@ class Gateway:
     async def start(self, host: str, port: int) -> None:
         """Listen. PortInUseError and StartError name the fix."""
         await self._port.listen(host, port, self._reached_as)
+        self._metrics.lag.start()
         self._background.spawn(self._admission.run(), name="tokens")
         self._background.spawn(self._gcs.run(), name="replicas")
         _log.info("listening", extra={"url": self.url})
@@ -92,8 +109,10 @@ class Gateway:
     async def stop(self) -> None:
         """Close the port, and all connections."""
         await self._port.close()
+        self._metrics.lag.stop()
         await self._background.close()
         await self._listeners.close()
+        await self._callers.close()
         await self._admission.close()
         await self._gcs.close()
         for joint in list(self._joints):
@@ -105,13 +124,19 @@ class Gateway:
         self._background.spawn(self._serve(door, request), name=request.method)
 
     async def _serve(self, door: Door, request: RequestHead) -> None:
+        began_s, status = time.perf_counter(), 200
         try:
             await self._answer(door, request)
         except StokerError as error:
+            status = error.status
             door.refuse(error)
         except Exception as error:
             _log.exception("a request failed")
+            status = InternalError.status
             door.refuse(InternalError(f"the gateway failed\n{error!r}"))
+        if route := _own_route(request):
+            took_s = time.perf_counter() - began_s
+            self._metrics.answered(request.method, route, status, took_s)
 
     async def _answer(self, door: Door, request: RequestHead) -> None:
         if request.method == "CONNECT":
@@ -123,19 +148,50 @@ class Gateway:
             _check_upgrade(request)
             await self._accept(door, request)
         elif request.path == GATEWAY_PATH:
-            body = msgspec.json.encode(GatewayInfo(version=VERSION))
-            headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-            door.answer("200 OK", {**headers, "Connection": "close"}, body)
-            door.transport.close()
+            info = GatewayInfo(version=VERSION, has_drivers=not is_loopback(self._reached_as))
+            _reply(door, "application/json", msgspec.json.encode(info))
+        elif request.path == METRICS_PATH and request.method == "GET":
+            if not is_loopback(self._reached_as):
+                await self._admission.recognize(request.token)
+            _reply(door, self._metrics.content_type, self._metrics.render())
+        elif is_call(request.path) and not self._tls.is_on:
+            admitted = await self._admission.admit(request.token)
+            door.proved()
+            await self._callers.hand_over(request.token, admitted, door)
         else:
-            await self._forward(door)
+            self._forward(door)
 
-    async def _forward(self, door: Door) -> None:
-        """Join a connection with the gcs, as it came."""
-        target, replica = await self._gcs.connect()
-        door.proved()  # the gcs counts it from here on
-        target.write(door.data)
-        self._joint(replica).join(door.transport, target)
+    def _came_back(self, connection: socket.socket, came: bytes) -> None:
+        """Begin anew with a connection that a caller gave back."""
+
+        def door() -> Door:
+            return Door(self._connections, self._on_request, came)
+
+        connect = asyncio.get_running_loop().connect_accepted_socket
+        self._background.spawn(connect(door, connection), name="connection")
+
+    def _forward(self, door: Door) -> None:
+        """Have the requests of a connection answered by whom each is for."""
+        exchange = Exchange(
+            _destination_of,
+            partial(self._dial_for, door),
+            partial(self._background.spawn, name="request"),
+            self._joints.discard,
+        )
+        self._joints.add(exchange)
+        exchange.begin(door.transport, door.data)
+
+    async def _dial_for(self, door: Door, request: RequestHead) -> Destination:
+        """Return a connection to who answers a request: a caller, or the gcs, which checks tokens itself."""
+        if request.path == METRICS_PATH:
+            return Destination(await self._dial(self.url), self._self)
+        if not is_call(request.path):
+            transport, replica = await self._gcs.connect()
+            door.proved()  # the gcs counts it from here on
+            return Destination(transport, replica)
+        admitted = await self._admission.admit(request.token)
+        door.proved()
+        return Destination(await self._callers.connect(request.token, admitted), admitted)
 
     async def _connect(self, door: Door, request: RequestHead) -> None:
         host, port = _place(request.target)
@@ -236,6 +292,28 @@ def _url_of(tls: TlsFiles, host: str, port: int) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+def _destination_of(request: RequestHead) -> str:
+    """Return what tells the requests of one destination from others: the token for a caller's."""
+    if request.path == METRICS_PATH:
+        return METRICS_PATH
+    return request.token if is_call(request.path) else ""
+
+
+def _own_route(request: RequestHead) -> str:
+    """Return the route of a request that the gateway answers itself; empty if it is another's to answer."""
+    if request.method == "CONNECT":
+        return "CONNECT"
+    own = (LISTEN_PATH, ACCEPT_PATH, GATEWAY_PATH, METRICS_PATH)
+    return request.path if request.path in own else ""
+
+
+def _reply(door: Door, content_type: str, body: bytes) -> None:
+    """Send a whole answer, and close."""
+    headers = {"Content-Type": content_type, "Content-Length": str(len(body))}
+    door.answer("200 OK", {**headers, "Connection": "close"}, body)
+    door.transport.close()
+
+
 def _check_upgrade(request: RequestHead) -> None:
     if request.headers.get("upgrade", "").lower() != UPGRADE:
         raise BadRequestError(f"{request.path} upgrades a connection\nsend 'Upgrade: {UPGRADE}'")
@@ -253,6 +331,13 @@ def _place(target: str) -> tuple[str, int]:
     if not host or not port:
         raise BadRequestError(f"{target[:100]!r} is no place\nwrite it like CONNECT host:port")
     return host, port
+
+
+class _Itself:
+    """The gateway as whom a connection leads to."""
+
+    def __init__(self) -> None:
+        self.open: set[Open] = set()
 
 
 class _Line(asyncio.Protocol):

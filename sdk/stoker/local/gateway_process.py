@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Self
 
 from stoker_wire.errors import StartError
-from stoker_wire.http.auth import SECRETS, is_loopback
+from stoker_wire.http.auth import SECRETS
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
@@ -35,11 +35,6 @@ class GatewayProcess:
 
     async def start(self) -> Self:
         """Return when it listens. StartError says why it does not."""
-        if is_loopback(self._settings.host):
-            raise StartError(
-                "a gateway needs nodes that listen beyond loopback\n"
-                "give --host an address of this machine, or 0.0.0.0 for all"
-            )
         await self._spawn()
         self._background.spawn(self._keep(), name="keep")
         return self

@@ -39,6 +39,15 @@ def checked_node_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
+def check_texts(**options: Any) -> None:
+    """Raise for what is neither a text nor None, and for an empty text, before a cluster is started."""
+    for name, value in options.items():
+        if value is not None and not isinstance(value, str):
+            raise WrongTypeError(f"{name}={_short(value)}: give a text", field=name)
+        if value == "":
+            raise BadRequestError(f"{name} is empty\ngive a name, or leave it out", field=name)
+
+
 def checked_port(port: Any) -> int:
     """Return a port to listen on, 0 for a free one; raises for what is none."""
     if isinstance(port, bool) or not isinstance(port, int):

@@ -40,6 +40,7 @@ from stoker.ray._raylet import (
     UniqueID,
     WorkerID,
 )
+from stoker.ray.job_config import JobConfig
 from stoker.ray.mapping.calls import (
     available_resources,
     cancel,
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         dag,
         exceptions,
         experimental,
+        job_config,
         job_submission,
         runtime_context,
         runtime_env,
@@ -111,6 +113,7 @@ __all__ = (
     "init",
     "install",
     "is_initialized",
+    "job_config",
     "job_submission",
     "kill",
     "logger",
@@ -132,7 +135,7 @@ logger = logging.getLogger("stoker.ray")
 
 _MODULES = (
     *("actor", "cloudpickle", "dag", "exceptions", "experimental", "job_submission"),
-    *("runtime_context", "runtime_env", "util"),
+    *("job_config", "runtime_context", "runtime_env", "util", "_private"),
 )
 
 
@@ -140,33 +143,6 @@ class Language(Enum):
     """Languages of functions: Stoker runs one."""
 
     PYTHON = 0
-
-
-class JobConfig:
-    """The ``job_config`` of ``init``: a namespace, a ``runtime_env``, and metadata."""
-
-    def __init__(
-        self,
-        runtime_env: dict[str, Any] | None = None,
-        ray_namespace: str | None = None,
-        metadata: dict[str, str] | None = None,
-        **_options: Any,
-    ) -> None:
-        self.runtime_env = runtime_env or {}
-        self.ray_namespace = ray_namespace
-        self.metadata = metadata or {}
-
-    def set_runtime_env(self, runtime_env: dict[str, Any] | None, validate: bool = False) -> None:
-        """Set the job's environment."""
-        self.runtime_env = runtime_env or {}
-
-    def set_ray_namespace(self, ray_namespace: str) -> None:
-        """Set the job's namespace."""
-        self.ray_namespace = ray_namespace
-
-    def set_metadata(self, key: str, value: str) -> None:
-        """Note something about the job."""
-        self.metadata[key] = value
 
 
 class LoggingConfig:

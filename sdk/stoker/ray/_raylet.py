@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from stoker import ObjectRef, ObjectRefGenerator
+from stoker.ray.mapping.ids import Id
 from stoker.ray.mapping.lacking import attribute_error
 
 ObjectID = ObjectRef
 StreamingObjectRefGenerator = ObjectRefGenerator
 DynamicObjectRefGenerator = tuple  # type: ignore[type-arg]
 """The value of a task with ``num_returns="dynamic"``: its refs."""
-ActorID = JobID = NodeID = PlacementGroupID = TaskID = WorkerID = UniqueID = str
+ActorID = JobID = NodeID = PlacementGroupID = TaskID = WorkerID = UniqueID = Id
 """Ids are texts."""
 
 __all__ = (

@@ -7,7 +7,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import stoker
+from stoker.ray.mapping.ids import Id
 from stoker.runtime import current
+
+_IDS = ("job_id", "node_id", "task_id", "actor_id", "worker_id")
 
 
 class RuntimeContext:
@@ -17,7 +20,8 @@ class RuntimeContext:
         self._here = stoker.get_runtime_context()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._here, name)
+        value = getattr(self._here, name)
+        return Id(value) if name in _IDS else value
 
     @property
     def gcs_address(self) -> str:
@@ -45,7 +49,10 @@ class RuntimeContext:
         lease = current.runtime().job.lease
         return lease.group_id or None if lease is not None else None
 
-    current_placement_group_id = property(get_placement_group_id)
+    @property
+    def current_placement_group_id(self) -> Id:
+        """The id of the placement group in which this code runs; that of nothing outside of one."""
+        return Id(self.get_placement_group_id() or "")
 
     @property
     def should_capture_child_tasks_in_placement_group(self) -> bool:
@@ -62,14 +69,9 @@ class RuntimeContext:
 
     def get(self) -> dict[str, Any]:
         """Return ids by name, those that are known here."""
-        ids = {
-            "job_id": self._here.job_id,
-            "node_id": self._here.node_id,
-            "task_id": self._here.task_id,
-            "actor_id": self._here.actor_id,
-            "namespace": self._here.namespace,
-        }
-        return {name: value for name, value in ids.items() if value}
+        ids = {name: Id(getattr(self._here, name)) for name in _IDS}
+        known: dict[str, Any] = {name: value for name, value in ids.items() if value}
+        return known | {"namespace": self._here.namespace}
 
 
 def get_runtime_context() -> RuntimeContext:

@@ -5,29 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stoker.exceptions import BadRequestError
 from stoker.ray.mapping.lacking import NotInStokerError, is_loaded, warn_once
+from stoker_wire.constraints.ray_environments import (
+    REFUSED,
+    WITHOUT_EFFECT,
+    process_setup,
+    requirements,
+)
 
-SAME = ("env_vars", "working_dir", "py_modules", "preload", "kernels")
-WITHOUT_EFFECT = {
-    "config": "",
-    "_validate": "",
-    "_ray_release": "",
-    "_ray_commit": "",
-    "_inject_current_ray": "",
-    "excludes": "what .gitignore and .stokerignore name is left out of a working_dir",
-    "worker_process_setup_hook": "preload= names modules that workers import first",
-    "nsight": "run the profiler around `stoker start`",
-    "rocprof_sys": "run the profiler around `stoker start`",
-}
-REFUSED = {
-    "conda": "Stoker makes environments with pip: give pip=[...]",
-    "container": "run the nodelet in the container",
-    "image_uri": "run the nodelet in the container",
-    "java_jars": "Stoker runs Python",
-    "py_executable": "workers run the Python of their node, with pip= in an environment of their own",
-    "mpi": "start ranks as actors of a placement group",
-}
+SAME = (
+    *("env_vars", "working_dir", "py_modules", "excludes", "setup", "conda"),
+    *("image_uri", "worker_process_setup", "preload", "kernels"),
+)
+_CODE = ("working_dir", "py_modules")
 AS_RAY = "stoker.ray.mapping.as_ray"
 
 
@@ -72,7 +62,9 @@ def _mapped_keys(env: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             continue
         if name in ("pip", "uv"):
-            mapped["pip"] = _packages(name, value)
+            mapped[name] = requirements(name, value)
+        elif name == "worker_process_setup_hook":
+            mapped["worker_process_setup"] = process_setup(value)
         elif name in REFUSED:
             raise NotInStokerError(
                 f"runtime_env has no key {name!r}\n{REFUSED[name]}", field=f"runtime_env.{name}"
@@ -81,26 +73,18 @@ def _mapped_keys(env: Mapping[str, Any]) -> dict[str, Any]:
             if value and (way := WITHOUT_EFFECT[name]):
                 warn_once(f"runtime_env[{name!r}] has no effect in Stoker: {way}", stacklevel=5)
         else:
-            _check_local(name, value)
+            _check_package(name, value)
             mapped[name] = value
     return mapped
 
 
-def _packages(name: str, value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    if "packages" not in value:
-        raise BadRequestError(f"runtime_env.{name} has no 'packages'", field=f"runtime_env.{name}")
-    return value["packages"]
-
-
-def _check_local(name: str, value: Any) -> None:
-    """Raise for the address of an archive, which Stoker does not fetch."""
+def _check_package(name: str, value: Any) -> None:
+    """Raise for the address of a package that a cluster of Ray has."""
     given = value if isinstance(value, (list, tuple)) else [value]
     for each in given:
-        if name in ("working_dir", "py_modules") and isinstance(each, str) and "://" in each:
+        if name in _CODE and isinstance(each, str) and each.startswith("gcs://"):
             raise NotInStokerError(
-                f"runtime_env.{name}: {each!r} is not on this machine\n"
-                "fetch it, and give the folder; it is uploaded once",
+                f"runtime_env.{name}: {each!r} is in a cluster of Ray\n"
+                "give the folder of which it was made; it is uploaded once",
                 field=f"runtime_env.{name}",
             )

@@ -9,15 +9,19 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stoker.runtime.net.http import HttpClient
-from stoker.runtime.options.runtime_env import make_runtime_env, uploader
+from stoker.runtime.options.runtime_env import make_runtime_env
 from stoker.runtime.options.strategies import strategy_of
+from stoker.runtime.options.uploads import uploader
 from stoker_wire.messages.common import ANY_NAMESPACE, RuntimeEnv, Strategy
 from stoker_wire.messages.objects import CACHE_NAMESPACE
 from stoker_wire.messages.work import Owner
 
 if TYPE_CHECKING:
     from stoker.runtime.net.clients import ClusterClients
+    from stoker.runtime.options.runtime_env import Fetched
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.messages.cluster import ActorSpec, Lease
@@ -42,6 +46,9 @@ class JobContext:
         self._namespace = self._cache_namespace = ""
         self._job_env: RuntimeEnv | None = None
         self._lease_env: RuntimeEnv | None = None
+        self._fetched: Fetched = {}
+        self.held: tuple[float, float, str] = (0.0, 0.0, "")
+        """The CPUs and GPUs that a task has here, and of which placement group; an actor's call has none."""
         self.captured_by = ""
         """The placement group in which what this worker starts runs too, or ''."""
 
@@ -57,6 +64,8 @@ class JobContext:
         """Work for the job of a lease; its ``env`` and group are what the worker's tasks inherit."""
         self.lease, self._lease_env = lease, env
         self.captured_by = lease.group_id if capture_child_tasks else ""
+        has = {} if lease.actor_id else lease.resources
+        self.held = (has.get("CPU", 0.0), has.get("GPU", 0.0), lease.group_id if has else "")
         if lease.job_id != self.job_id:
             self.job_id, self._namespace, self._job_env = lease.job_id, "", None
 
@@ -108,22 +117,40 @@ class JobContext:
         if not user:
             return base
         given = self.uploaded_env(user)
+        installs = bool(
+            given.pip or given.uv or given.uv_project or given.conda or given.conda_file
+        )
+        if given.image_uri:  # what a node installs is not in images
+            installs = True
+            base = msgspec.structs.replace(base, setup="", kernels=())
         return RuntimeEnv(
             env_vars={**base.env_vars, **given.env_vars},
             working_dir=given.working_dir or base.working_dir,
             py_modules=(*base.py_modules, *given.py_modules),
-            pip=given.pip or base.pip,
+            pip=given.pip or (() if installs else base.pip),
+            uv=given.uv or (() if installs else base.uv),
+            uv_project=given.uv_project or (None if installs else base.uv_project),
+            conda=given.conda or ("" if installs else base.conda),
+            conda_file=given.conda_file or ("" if installs else base.conda_file),
+            image_uri=given.image_uri or ("" if installs else base.image_uri),
+            setup=given.setup or base.setup,
+            worker_process_setup=given.worker_process_setup or base.worker_process_setup,
             preload=given.preload or base.preload,
             sys_path=base.sys_path,
             cwd=None if given.working_dir else base.cwd,
             kernels=(*base.kernels, *(k for k in given.kernels if k not in base.kernels)),
         )
 
+    @property
+    def worker_process_setup(self) -> str:
+        """Code that this worker runs before its first call, as in ``RuntimeEnv``; "" for nothing."""
+        return self._lease_env.worker_process_setup if self._lease_env is not None else ""
+
     def uploaded_env(self, user: Any) -> RuntimeEnv:
         """Check a user's runtime_env and upload the folders that it names; return its message form."""
         if not user:
             return RuntimeEnv()
-        return make_runtime_env(user, uploader(self.http))
+        return make_runtime_env(user, uploader(self.http), self._fetched)
 
     @functools.cached_property
     def http(self) -> HttpClient:

@@ -37,6 +37,7 @@ class _Worker(Protocol):
     """The execution of others' calls, in a worker."""
 
     def on_message(self, channel: Channel, message: DataMessage) -> None: ...
+    def has_call(self, channel: Channel, task_id: str) -> bool: ...
     def on_channel_closed(self, channel: Channel) -> None: ...
 
 
@@ -96,13 +97,19 @@ class MessageRouter:
                 self._objects.recovery.on_recover(channel, message)
             elif type(message) is Pong:
                 self._overdue.on_pong(message.number)
-            elif type(message) is Cancel and message.task_id in self._pending.by_id:
+            elif type(message) is Cancel and self._is_of_owner(channel, message.task_id):
                 # A call that this process made, and that a borrower of its ref cancels.
                 self._pending.cancel(
                     message.task_id, force=message.force, recursive=message.recursive
                 )
             elif self._worker is not None:
                 self._worker.on_message(channel, message)
+
+    def _is_of_owner(self, channel: Channel, task_id: str) -> bool:
+        """Return whether this process made a call, and has not just told itself, who runs it, to stop it."""
+        if task_id not in self._pending.by_id:
+            return False
+        return self._worker is None or not self._worker.has_call(channel, task_id)
 
     def _on_done(self, channel: Channel, message: Done) -> None:
         pinned: list[str] = []

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 from stoker.exceptions import StokerError
 from stoker.runtime.actors.calls import ActorCalls
 from stoker.runtime.actors.create import ActorCreator
+from stoker.runtime.driver.notebook_output import notebook_output
 from stoker.runtime.driver.wait_notices import DriverWaits, WaitNotices
 from stoker.runtime.job import JobContext
 from stoker.runtime.net.channels import Channels
 from stoker.runtime.net.clients import ClusterClients
 from stoker.runtime.net.direct_reader import DirectReader
 from stoker.runtime.net.gateway_port import GatewayPort
+from stoker.runtime.net.metric_reports import MetricReports
+from stoker.runtime.net.process_spans import ProcessSpans
 from stoker.runtime.net.task_events import TaskEvents
 from stoker.runtime.objects.detached import DetachedObjects
 from stoker.runtime.objects.store import ObjectStore
@@ -27,6 +30,7 @@ from stoker.runtime.objects.table import ObjectTable
 from stoker.runtime.objects.unseen_errors import UnseenErrors
 from stoker.runtime.objects.values import ValueStore
 from stoker.runtime.process.io_thread import IoThread
+from stoker.runtime.process.tracing.context import TRACES
 from stoker.runtime.router import MessageRouter
 from stoker.runtime.tasks.lineage import Lineage
 from stoker.runtime.tasks.overdue import OverdueCalls
@@ -41,6 +45,7 @@ from stoker_wire.arena import Arena
 
 if TYPE_CHECKING:
     from stoker.runtime.driver.inline import InlineCalls
+    from stoker.runtime.driver.wait_bars import WaitBars
     from stoker.runtime.net.channels import Handler
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.tasks.task_spec import PendingTask
@@ -60,12 +65,14 @@ class Runtime:
     job: JobContext
     channels: Channels
     events: TaskEvents
+    spans: ProcessSpans
     objects: ObjectStore
     pending: PendingCalls
     tasks: TaskSubmitter
     actors: ActorCalls
     actor_creator: ActorCreator
     _reader: DirectReader
+    _metrics: MetricReports
 
     def __init__(self, identity: Identity, settings: Settings, *, job_id: str = "") -> None:
         self.identity = identity
@@ -77,6 +84,7 @@ class Runtime:
         """The calls of a driver in local mode, which run in it."""
         self._job_id = job_id
         self._notices: WaitNotices | None = None
+        self._wait_bars: WaitBars | None = None
         self._port: GatewayPort | None = None
 
     def start(self, routes: dict[tuple[str, str], Handler] | None = None) -> None:
@@ -97,6 +105,8 @@ class Runtime:
             identity, io, settings, clients.tls, clients.gateway, self._port
         )
         self.events = events = TaskEvents(identity, io, clients, enabled=settings.task_history)
+        self.spans = ProcessSpans(identity, job, events)
+        self._metrics = MetricReports(identity, io, clients, job)
         address, gcs = channels.address, clients.gcs
         calls = CallTable()
         pending_by_id: dict[str, PendingTask] = {}
@@ -142,8 +152,18 @@ class Runtime:
             self.worker = CallExecutor(
                 identity, address, io, reader, clients, events, job, objects, pending, calls, waits
             )
+            if settings.slow_task_stacks:
+                from stoker.runtime.process.profiles.slow_tasks import SlowTasks
+
+                self.worker.slow_tasks = SlowTasks(
+                    settings.slow_task_stacks, io, clients, calls, identity.peer_id
+                )
         else:
             self._notices = WaitNotices(waits, io, gcs, job, tasks.leases, actors)
+            if settings.wait_notice_s and notebook_output() is not None:
+                from stoker.runtime.driver.wait_bars import WaitBars
+
+                self._wait_bars = WaitBars(waits)
         io.on_wake(tasks.flush, actors.flush, objects.flush)
         router = MessageRouter(io, reader, objects, pending, tasks, actors, overdue, self.worker)
         await channels.serve(job, self.clients.may_open, routes, router.on_messages, router.on_lost)
@@ -156,9 +176,14 @@ class Runtime:
         self.io.flush()  # a signal may have come between a thread's append and its wake-up
         self.tasks.tick()
         self.pending.status.tick()
+        self._metrics.tick()
+        self.spans.tick()
+        self.events.tick()
         busy = self.tasks.busy
         if self._notices is not None:
             self._notices.tick()
+        if self._wait_bars is not None:
+            self._wait_bars.tick()
         if self.worker is not None:
             self.worker.tick()
             busy = busy or self.worker.busy
@@ -171,6 +196,7 @@ class Runtime:
         self.io.running = False
         with contextlib.suppress(StokerError, TimeoutError):
             self.io.run(self._stop(), _STOP_S)
+        TRACES.close(_FLUSH_S)
         self.io.stop()
         self._reader.close()
 
@@ -180,13 +206,21 @@ class Runtime:
         await self.tasks.close()
         self.objects.close()
         self.objects.flush()
+        self.spans.record()
         with contextlib.suppress(StokerError, TimeoutError):
             await asyncio.wait_for(self.events.flush(), _FLUSH_S)
+        with contextlib.suppress(StokerError, TimeoutError):
+            await asyncio.wait_for(self._metrics.flush(), _FLUSH_S)
         await self.channels.close()
         await self.io.background.close(2.0)
         self.events.close()
         await self.clients.close()
         await self.io.loop.shutdown_default_executor()
+
+    async def forward_history(self) -> None:
+        """Return once all that this process and its node have recorded so far is in the history."""
+        self.spans.record()
+        await self.events.forward()
 
     async def leave(self) -> None:
         """Send finished results and close the channels behind them: this process ends next."""
@@ -196,5 +230,8 @@ class Runtime:
         self.pending.close()
         await self.tasks.close()
         self.objects.flush()
+        self.spans.record()
         await self.events.flush()
+        await self._metrics.flush()
         await self.channels.close_channels()  # closing the server would wait for handlers
+        TRACES.close(_FLUSH_S)  # nothing else has to be done here

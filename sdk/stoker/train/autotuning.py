@@ -177,6 +177,7 @@ def _measure(
         "device": CPU_DEVICE if interpreted else torch.cuda.get_device_name(),
         "torch": str(torch.__version__),
         "triton": version("triton"),
+        "least_seconds": 0.0 if interpreted else kernels.least_seconds(op, dtype, sizes),
     }
     trials = kernels.measure_candidates(
         op, dtype, sizes, device=device, time_limit_s=time_limit_s, skip=skip
@@ -237,6 +238,7 @@ def _store_best(
         low_seconds=best["low_seconds"],
         high_seconds=best["high_seconds"],
         default_seconds=default_s,
+        least_seconds=facts["least_seconds"],
         candidates=choice.count,
         measured=sum(trial["state"] == "measured" for trial in choice.trials),
         version=VERSION,

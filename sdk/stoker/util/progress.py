@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from stoker.runtime import current
 from stoker.runtime.driver.progress_bars import Bar, report, shown_bars
+from stoker.runtime.driver.wait_notices import COUNTED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
     from typing import Self
+
+    from stoker.runtime.objects.refs import ObjectRef
 
 T = TypeVar("T")
 _NUMBERS = itertools.count(1)
@@ -30,9 +36,10 @@ class tqdm(Generic[T]):
             ...
 
     In a task it is shown at the driver, beside those of other tasks, and never in the task's log as
-    text. Where the driver's stderr is no terminal a line is printed every 5 seconds, and one at the
-    end. ``total`` is the number of steps, ``leave=False`` takes the bar away at its end, ``disable``
-    shows none. Other keywords of the library are taken and have no effect.
+    text. In a notebook it is a widget below its cell. Where else the driver's stderr is no terminal a
+    line is printed every 5 seconds, and one at the end. ``total`` is the number of steps,
+    ``leave=False`` takes the bar away at its end, ``disable`` shows none. Other keywords of the library
+    are taken and have no effect.
     """
 
     def __init__(
@@ -146,3 +153,36 @@ class tqdm(Generic[T]):
             sys.stderr.flush()
         else:
             shown_bars().update(self._number, bar)
+
+
+@contextlib.contextmanager
+def arrivals(refs: Sequence[ObjectRef[Any]]) -> Iterator[None]:
+    """Show a bar that counts those of the objects that are there, while the context waits for them."""
+    bar: tqdm[None] = tqdm(total=len(refs), desc="get", unit="objects")
+    ended = threading.Event()
+    counter = threading.Thread(
+        target=_count, args=(bar, refs, ended), name="stoker-progress", daemon=True
+    )
+    bar.refresh()
+    counter.start()
+    token = COUNTED.set(True)
+    try:
+        yield
+    finally:
+        COUNTED.reset(token)
+        ended.set()
+        counter.join()
+        bar.close()
+
+
+def _count(bar: tqdm[None], refs: Sequence[ObjectRef[Any]], ended: threading.Event) -> None:
+    """Move a bar until the end, and once after it."""
+    missing = list(refs)
+    last = False
+    while True:
+        missing = [ref for ref in missing if ref._entry.location is None]
+        bar.n = len(refs) - len(missing)
+        if last:
+            return
+        bar.refresh()
+        last = ended.wait(bar._period_s)

@@ -222,6 +222,7 @@ async def test_of_many_tasks_the_newest_stay_whole(
                 len(one.where["task_id"])  # type: ignore[arg-type]
                 for one in change.operations
                 if isinstance(one, Delete)
+                and "task_id" in one.where  # a snapshot may be dropped, too
             )
             return await apply(change)
 

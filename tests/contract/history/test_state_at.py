@@ -402,7 +402,7 @@ async def test_a_snapshot_that_was_interrupted_is_none(url: str) -> None:
 
         async def broken(change: Change) -> Any:
             nonlocal parts
-            parts += 1
+            parts += any(one.table is schema.SNAPSHOTS for one in change.operations)
             if parts == 3:
                 raise BadRequestError("the gcs ended here")
             return await real(change)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import gzip
+import math
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import pytest
 from stoker_gcs.state.schema import REVISION
 from stoker_migrations.backup import Manifest, backup, restore
 from stoker_migrations.command import upgrade
+from stoker_wire.data.training import TrainingReport, report_frames
 from stoker_wire.errors import (
     BadRequestError,
     CompactedError,
@@ -83,6 +85,12 @@ async def fill(client: Client) -> None:
         for number in range(2500)
     )
     await client.call("POST", "/v1/tasks/report", ReportTasks(records=tasks))
+    values = {1: math.inf, 2: math.nan, 3: 0.5}
+    reports = [
+        TrainingReport("job_1", "", "default", step, step + 0.5, {"loss": value})
+        for step, value in values.items()
+    ]
+    await client.call("POST", "/v1/tasks/spooled", report_frames(reports))
 
 
 async def state_of(client: Client) -> dict[str, Any]:
@@ -93,6 +101,8 @@ async def state_of(client: Client) -> dict[str, Any]:
         shown[name] = page["items"]
     for node in shown["nodes"]:
         node.pop("heartbeat_at_s")
+    path = "/v1/training-runs/job_1/default"
+    shown["curves"] = await client.call("GET", path, reply=dict[str, Any])
     return shown
 
 

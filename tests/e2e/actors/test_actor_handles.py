@@ -111,6 +111,11 @@ def test_a_named_actor_is_found_and_its_name_is_taken_until_it_ends() -> None:
     stoker.kill(again)
 
 
+def test_get_if_exists_without_a_name_is_an_error_at_once() -> None:
+    with pytest.raises(exceptions.BadRequestError, match="without a name"):
+        Counter.options(get_if_exists=True).remote(1)
+
+
 def test_get_if_exists_finds_the_first_one() -> None:
     first = Counter.options(name="one", get_if_exists=True).remote(1)
     second = Counter.options(name="one", get_if_exists=True).remote(100)

@@ -14,7 +14,7 @@ import pytest
 import stoker
 from stoker.exceptions import ActorDiedError, BadRequestError, TaskCancelledError
 from stoker.runtime.current import runtime
-from stoker.runtime.worker.saved_state import SavedState
+from stoker.runtime.worker.actor_state.saved_state import SavedState
 from stoker_wire.errors import UnavailableError
 from tests.e2e._cluster import actor_record, embedded
 from tests.services import until

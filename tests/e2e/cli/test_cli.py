@@ -82,6 +82,8 @@ def stoker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         STOKER_INFEASIBLE_GRACE_S="600",
     )  # fmt: skip
     assert started.returncode == 0, started.stderr
+    url = started.stdout.partition("\n")[0].rpartition(" ")[2]
+    assert f"dashboard  {url}/ (log in with `stoker dashboard`)" in started.stdout
     yield shell
     shell("stop")
 
@@ -397,21 +399,6 @@ def test_a_job_explains_what_of_it_waits(stoker: Shell) -> None:
         "Trainer.step", "second", "lost", "first",
     ]  # fmt: skip
     stoker("job", "stop", job_id)
-
-
-def test_a_timeline_is_written_for_a_viewer(stoker: Shell, tmp_path: Path) -> None:
-    program = "import stoker; stoker.init(); f = stoker.remote(num_cpus=0)(lambda: 1); stoker.get(f.remote())"
-    assert stoker("job", "submit", "--", sys.executable, "-c", program).returncode == 0
-    path = tmp_path / "trace.json"
-
-    def written() -> int:
-        return int(stoker.json("timeline", "-o", str(path))["events"])
-
-    until(written, WAIT_S, "the task is in the history")
-    (event, *_) = json.loads(path.read_text())
-    assert {"name", "ph", "ts", "dur", "pid", "tid"} <= set(event)
-    refused = stoker("timeline", "-o", str(tmp_path / "none" / "x"))
-    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
 
 
 @pytest.mark.parametrize(

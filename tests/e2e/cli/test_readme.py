@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 
 from tests.services import ReservedPort
 
@@ -43,7 +42,6 @@ PYTHON = [text for language, text in BLOCKS if language == "python"]
 SHELL = [
     text for language, text in BLOCKS if language == "sh" and not text.lstrip().startswith("make ")
 ]
-YAML = [text for language, text in BLOCKS if language == "yaml"]
 TRAIN = """\
 import argparse, os, pathlib
 parser = argparse.ArgumentParser()
@@ -160,9 +158,8 @@ def lines(block: str) -> list[str]:
 
 
 def test_the_page_holds_what_is_run_here() -> None:
-    assert {language for language, _ in BLOCKS} == {"sh", "python", "yaml", ""}
-    found = (len(PYTHON), len(SHELL), len(YAML))
-    assert found == (1, 3, 1), "a block was added: it must run here too"
+    assert {language for language, _ in BLOCKS} == {"sh", "python", ""}
+    assert (len(PYTHON), len(SHELL)) == (1, 3), "a block was added: it must run here too"
     makefile = (ROOT / "Makefile").read_text()
     for target in ("demo:", "test:", "up:", "down:"):
         assert f"\n{target}" in makefile
@@ -219,19 +216,3 @@ def test_curl_does_what_the_page_says(reader: Reader) -> None:
     assert '"kind":"job.submitted"' in asked["/v1/events?watch=1&kind=job."]
     assert json.loads(asked["/openapi.json"])["openapi"] == "3.1.0"
     assert "\nstoker_" in reader.run("api /metrics"), "as the chapter on metrics says"
-
-
-@pytest.mark.parametrize("block", YAML)
-def test_prometheus_finds_the_services_of_the_compose_file(block: str) -> None:
-    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-    ports = {
-        name: service.get("environment", {}).get("STOKER_PORT")
-        for name, service in services.items()
-        if name != "gateway"  # what it is asked that is none of its own it hands to a gcs
-    }
-    (job,) = yaml.safe_load(block)["scrape_configs"]
-    (static,), (found,) = job["static_configs"], job["dns_sd_configs"]
-    (scaled,) = found["names"]
-    named = {*static["targets"], f"{scaled}:{found['port']}"}
-    assert named == {f"{name}:{port}" for name, port in ports.items() if port}
-    assert set(job["authorization"]) == {"credentials_file"}

@@ -17,6 +17,7 @@ from stoker.jobs import JobSubmissionClient
 from stoker.local.cluster import LocalCluster, spawn_node
 from tests.e2e import _cluster
 from tests.e2e.conftest import Flags, get
+from tests.leaks import alive
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def test_a_timeout_that_is_not_obeyed_runs_the_callbacks_first(
     assert flags.is_up("raised"), "its code has heard of it before"
     assert "timeout of 1 s" in flags.wait("notice")
     pid = int(flags.wait("pid"))
-    until(lambda: not _cluster.alive(pid), WAIT_S, "its worker is gone")
+    until(lambda: not alive(pid), WAIT_S, "its worker is gone")
 
 
 def test_an_actor_saves_before_its_node_stops_and_is_started_again_after(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 import psutil
@@ -12,7 +15,7 @@ import pytest
 
 from stoker.launch import spawn_local
 from stoker.runtime.net.http import HttpClient
-from stoker_wire.errors import StartError, StokerError
+from stoker_wire.errors import StokerError
 from stoker_wire.http.gateway.protocol import GATEWAY_PATH, GatewayInfo
 from stoker_wire.http.server.request_guard import outward_address
 from tests.e2e._cluster import driver, session_root
@@ -87,8 +90,19 @@ def test_a_driver_joins_by_it(cluster: LocalCluster) -> None:
     assert out.splitlines()[-1:] == ["True 42"], err
 
 
-def test_a_head_on_loopback_has_none_and_says_why(tmp_path: Path) -> None:
-    with session_root(tmp_path):
-        made = spawn_local(embedded=False, num_cpus=1, num_gpus=0, gateway_port=0)
-        with pytest.raises(StartError, match=r"(?s)beyond loopback.*--host"):
-            made.wait_ready()
+def test_a_function_is_called_at_its_address(cluster: LocalCluster) -> None:
+    script = """
+        import sys, stoker
+        from stoker.runtime.net.http import Content, HttpClient
+        stoker.init()
+        stoker.register(lambda x: x * x, "square")
+        client = HttpClient(sys.argv[1], token=sys.argv[2])
+        body = {"function": "square", "args": [4]}
+        print(client.call("POST", "/v1/calls", body, reply=Content).data.decode())
+    """
+    words = [sys.executable, "-c", textwrap.dedent(script), cluster.info.gateway_url, TOKEN]
+    own = {"STOKER_ADDRESS": cluster.info.gcs_url, "STOKER_TOKEN": TOKEN}
+    done = subprocess.run(
+        words, env={**os.environ, **own}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == ['{"result":16}'], done.stderr

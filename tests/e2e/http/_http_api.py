@@ -12,7 +12,9 @@ from unittest.mock import MagicMock
 from urllib.parse import quote, urlencode, urlsplit
 
 from stoker_gcs.api.routes import ROUTES as GCS_ROUTES
+from stoker_gcs.dashboard.routes import ROUTES as DASHBOARD_ROUTES
 from stoker_nodelet.api import ROUTES as NODELET_ROUTES
+from stoker_nodelet.profiles.api import ROUTES as PROFILE_ROUTES
 from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
 from stoker_scheduler.api import ROUTES as SCHEDULER_ROUTES
 from stoker_wire.http.server.service import Service
@@ -30,9 +32,9 @@ def declared() -> dict[str, Service]:
     """The three services with all their routes and nothing behind them."""
     made = {name: Service(name, Settings(), token="t") for name in ("gcs", "scheduler", "nodelet")}
     tables = {
-        "gcs": (GCS_ROUTES,),
+        "gcs": (GCS_ROUTES, DASHBOARD_ROUTES),
         "scheduler": (SCHEDULER_ROUTES,),
-        "nodelet": (NODELET_ROUTES, TRANSFER_ROUTES),
+        "nodelet": (NODELET_ROUTES, PROFILE_ROUTES, TRANSFER_ROUTES),
     }
     for name, service in made.items():
         for table in tables[name]:
@@ -105,6 +107,7 @@ class Api:
     ) -> http.client.HTTPResponse:
         """The reply before its body is read, for streams. A ``token`` of "" sends none."""
         sent = {"Host": urlsplit(self.url).netloc, "Content-Type": "application/json"}
+        sent["Accept"] = "application/problem+json, */*"
         if token != "":
             sent["Authorization"] = f"Bearer {self.token if token is None else token}"
         raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()

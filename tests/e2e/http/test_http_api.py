@@ -7,6 +7,7 @@ import json
 import os
 import uuid
 from typing import TYPE_CHECKING, Any
+from urllib import parse
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import stoker
 from stoker.jobs import JobSubmissionClient
+from stoker_wire.messages.kernels import TUNING_NAMESPACE, TunedKernel, tuning_key
 from tests.e2e._cluster import WAIT_S, embedded
 from tests.e2e.http import _http_api as shared
 from tests.services import until
@@ -31,14 +33,16 @@ KEYS = {
     "/v1/tokens": "token_id", "/v1/objects": "object_id node_id", "/v1/leases": "lease_id",
     "/v1/queue": "position", "/v1/placement-groups": "group_id", "/v1/queues": "name",
     "/v1/queue-usage": "name", "/v1/schedules": "name",
-    "/v1/detached-objects": "object_id",
+    "/v1/detached-objects": "object_id", "/v1/activity": "number",
+    "/v1/nodes/{node_id}/activity": "number", "/v1/training-runs": "job_id run",
+    "/v1/kernels": "kernel device",
 }  # fmt: skip
 """What tells the items of a list apart."""
 AT_LEAST = {
     "/v1/workers": 2, "/v1/jobs": 4, "/v1/actors": 3, "/v1/tasks": 5, "/v1/events": 20,
     "/v1/kv/{namespace}": 3, "/v1/tokens": 3, "/v1/objects": 3, "/v1/leases": 2, "/v1/queue": 2,
     "/v1/placement-groups": 2, "/v1/queues": 2, "/v1/queue-usage": 3, "/v1/schedules": 2,
-    "/v1/detached-objects": 2,
+    "/v1/detached-objects": 2, "/v1/training-runs": 3, "/v1/kernels": 3,
 }  # fmt: skip
 """So that the walk over pages of one has pages to walk."""
 
@@ -90,16 +94,24 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             body = {"name": f"q{i}", "parent": f"q{i - 1}" if i else ""}
             assert gcs("POST", "/v1/queues", body).status == 200
             jobs.create_schedule(f"k{i}", cron="0 0 1 1 *", entrypoint="true")
+            stoker.train.report(0, run=f"k{i}", loss=1.0)
+            tuned = TunedKernel(kernel=f"k{i}", key={}, config={}, device="H100", seconds=1.0)
+            key = parse.quote(tuning_key("H100", f"k{i}", {}), safe="")
+            path = f"/v1/kv/{TUNING_NAMESPACE}/{key}"
+            assert gcs("PUT", path, msgspec.json.encode(tuned)).status == 200
         groups = [
             stoker.placement_group([{"CPU": 0.1}], name=f"k{i}", namespace="api") for i in range(2)
         ]
         assert all(group.wait(WAIT_S) for group in groups)
-        known["group_id"] = groups[0].id
+        known.update(group_id=groups[0].id, run="k0")
         blob = b"some bytes"
+        assert gcs("PUT", "/api/packages/gcs/k0", blob).status == 200
+        known["submission_id"] = ended[0]
         known["hash"] = hashlib.blake2b(blob, digest_size=32).hexdigest()
         for job_id in ended:
             jobs.wait(job_id, timeout_s=WAIT_S)
         until(lambda: len(gcs.items("/v1/tasks")) >= 5, WAIT_S, "the history has the tasks")
+        until(lambda: len(gcs.items("/v1/training-runs")) >= 3, WAIT_S, "the reports are there")
         until(lambda: len(gcs.items("/v1/queue")) >= 2, WAIT_S, "two demands wait")
         first = gcs.items("/v1/tasks")[0]
         (actor,) = gcs.items("/v1/actors", name="k0")
@@ -209,7 +221,8 @@ def test_one_record_is_as_declared(world: World, pair: tuple[str, BoundRoute]) -
     if route.path.endswith("/exit"):  # Of a worker that lives: there is none yet.
         assert api("GET", shared.filled(route.path, values)).status == 504
         return
-    answer = api("GET", shared.filled(route.path, values))
+    query = {"target": world.known["job_id"]} if route.path == "/v1/stacks" else {}
+    answer = api("GET", shared.filled(route.path, values), **query)
     assert answer.status == 200
     responses = document["paths"][route.path]["get"]["responses"]
     schema = responses["200"]["content"]["application/json"]["schema"]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from tests.e2e._cluster import alive, driver, head, http, line_of, run_driver
+from tests.e2e._cluster import driver, head, http, line_of, run_driver
+from tests.leaks import alive
 from tests.services import until
 
 if TYPE_CHECKING:

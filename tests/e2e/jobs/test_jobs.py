@@ -15,7 +15,8 @@ import pytest
 
 from stoker.exceptions import ConflictError
 from stoker.jobs import JobState, JobSubmissionClient
-from tests.e2e._cluster import alive, environment, head, http
+from tests.e2e._cluster import environment, head, http
+from tests.leaks import alive
 from tests.services import until
 
 if TYPE_CHECKING:

@@ -117,3 +117,74 @@ def test_a_worker_that_ends_as_it_connects_leaves_no_word_at_the_driver(
 ) -> None:
     done = run_driver(cluster, LEAVING)
     assert (done.stdout, done.stderr) == ("goes on\n", "")
+
+
+IN_CELLS = """
+import time
+import stoker
+from stoker.jobs import JobSubmissionClient, LogLine
+from stoker.runtime.process.cells import CELLS
+
+info = stoker.init(log_to_driver=False)
+
+
+@stoker.remote(max_retries=1, retry_exceptions=True, retry_delay=0.2)
+def say(text):
+    print(text)
+    if text == "tried" and not stoker.get_runtime_context().attempt:
+        raise ValueError
+
+
+@stoker.remote
+def ask(text):
+    stoker.get(say.remote(text))
+
+
+@stoker.remote
+class Speaker:
+    def __init__(self):
+        print("made")
+        say.remote("by its constructor")
+
+    async def say(self, text):
+        print(text)
+        await say.remote("called")
+
+
+cell = ""
+CELLS.of_caller = lambda: cell
+stoker.get(say.remote("before"))
+cell = "one"
+speaker = Speaker.remote()
+refs = [ask.remote("nested"), say.remote("tried"), speaker.ready()]
+cell = "two"
+stoker.get([*refs, say.remote("plain"), speaker.say.remote("method")])
+cell = ""
+stoker.get([say.remote("after"), speaker.say.remote("nobody's")])
+http = JobSubmissionClient(info.address, info.token).http
+said = set()
+end_s = time.monotonic() + 40
+while len(said) < 11 and time.monotonic() < end_s:
+    lines = http.lines(f"/v1/jobs/{info.job_id}/worker-logs", item=LogLine)
+    said = {f"{line.cell}: {line.text}" for line in lines}
+print("\\n".join(sorted(said)))
+"""
+
+
+def test_a_line_names_the_cell_whose_call_printed_it_also_by_other_calls_and_again(
+    cluster: LocalCluster,
+) -> None:
+    done = run_driver(cluster, IN_CELLS)
+    assert done.stdout.splitlines() == [
+        ": after",
+        ": before",
+        ": called",
+        ": nobody's",
+        "one: by its constructor",
+        "one: made",
+        "one: nested",
+        "one: tried",
+        "two: called",
+        "two: method",
+        "two: plain",
+    ], done.stderr

@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from stoker.jobs import JobSubmissionClient
+from stoker.runtime.net.http import Content, HttpClient
+from stoker_wire.errors import ConflictError, NotFoundError
 from stoker_wire.messages.control import CreateToken, Page, Token
+from stoker_wire.messages.node_api import Stacks
 from stoker_wire.messages.work import Job
 from tests.e2e._cluster import environment, head, http
 from tests.e2e.nodelet.unix_users import account, processes, readable_python, user
@@ -54,6 +57,8 @@ def place() -> Iterator[Place]:
             user("bob", folder, group) as bob,
             pytest.MonkeyPatch.context() as patch,
         ):
+            # The copy of Python that all users can read has no programs beside it.
+            patch.setenv("STOKER_PY_SPY", os.path.join(os.path.dirname(sys.executable), "py-spy"))
             patch.setattr(sys, "executable", readable_python(folder))
             patch.setenv("STOKER_JOB_DIR_KEEP_S", "600")
             with head(folder / "sessions", num_cpus=3) as cluster:
@@ -148,7 +153,9 @@ def test_tasks_actors_and_what_they_start_are_the_users(place: Place) -> None:
             "no_new_privileges": 1,
         }
         files = [path for path in opened if path.startswith("/") and "/proc/" not in path]
-        assert [path for path in files if "worker-" not in path] == ["/dev/null"], opened
+        others = [path for path in files if "worker-" not in path]
+        # Where its own handler writes stacks to.
+        assert others == ["/dev/null", "/memfd:stoker-stacks (deleted)"], opened
 
 
 DATA = """
@@ -473,3 +480,52 @@ def test_the_job_says_as_whom_it_runs(place: Place) -> None:
     client.wait(job, timeout_s=WAIT_S)
     record = http(place.cluster).call("GET", f"/v1/jobs/{job}", reply=Job)
     assert record.run_as == place.alice.pw_name
+
+
+BUSY = """
+    import pathlib, sys, time
+    import stoker
+    stoker.init(log_to_driver=False)
+
+    @stoker.remote(max_retries=0)
+    def turns_in_this_function(end):
+        while not pathlib.Path(end).exists():
+            sum(range(1000))
+
+    ref = turns_in_this_function.remote(sys.argv[1])
+    print(ref.task_id, flush=True)
+    stoker.get(ref)
+    print("all is well")
+"""
+
+
+def test_a_process_of_another_user_has_stacks_and_profiles(place: Place) -> None:
+    end = place.folder / "end-of-profiles"
+    secret = token(place, "alice", place.alice.pw_name)
+    gcs = HttpClient(place.cluster.info.gcs_url, token=secret)
+    program = [sys.executable, "-c", textwrap.dedent(BUSY), str(end)]
+    environ = environment(place.cluster, STOKER_TOKEN=secret)
+    with subprocess.Popen(program, env=environ, cwd=place.folder, stdout=subprocess.PIPE) as driver:
+        assert driver.stdout is not None
+        task_id = driver.stdout.readline().decode().strip()
+
+        def stacks() -> Stacks | None:
+            try:
+                return gcs.call("GET", "/v1/stacks", reply=Stacks, query={"target": task_id})
+            except (ConflictError, NotFoundError):  # the history does not know yet that it runs
+                return None
+
+        try:
+            found = until(stacks, WAIT_S, f"{task_id} runs")
+            assert found is not None
+            process = found.processes[0]
+            assert Path(f"/proc/{process.pid}").stat().st_uid == place.alice.pw_uid
+            frames = [one.function for thread in process.threads for one in thread.frames]
+            assert "turns_in_this_function" in " ".join(frames), process
+            assert process.task_ids == (task_id,)
+            body = {"target": task_id, "seconds": 1.0, "format": "raw"}
+            profile = gcs.call("POST", "/v1/profiles", body, reply=Content, timeout_s=WAIT_S)
+            assert b"turns_in_this_function" in profile.data
+        finally:
+            end.touch()
+        assert driver.stdout.read() == b"all is well\n"

@@ -24,6 +24,7 @@ from stoker.exceptions import (
 from stoker.local.cluster import LocalCluster, spawn_node
 from tests.e2e import _cluster
 from tests.e2e.conftest import get
+from tests.leaks import alive
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -372,7 +373,7 @@ def test_a_driver_that_ends_first_takes_the_running_task_along_and_leaves_the_st
             time.sleep(0.01)
         os._exit(0)
     """)
-    until(lambda: not _cluster.alive(int(pid.read_text())), WAIT_S, "its task is ended")
+    until(lambda: not alive(int(pid.read_text())), WAIT_S, "its task is ended")
     assert int(get(stoker.get_ref("stored"))[-1]) == LARGE - 1
     with pytest.raises(NotFoundError):
         stoker.get_ref("never")

@@ -15,8 +15,8 @@ import pytest
 import stoker
 from stoker.exceptions import ActorDiedError, ObjectFreedError, OwnerDiedError
 from stoker.runtime.current import runtime
-from tests.e2e._cluster import alive
 from tests.e2e.conftest import WAIT_S, Cluster, Flags, get
+from tests.leaks import alive
 from tests.services import until
 
 if TYPE_CHECKING:

@@ -328,6 +328,7 @@ WRONG_USES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "get_actor of nobody": (lambda r: stoker.get_actor("nobody"), LookupError, "name"),
     "get_actor in ''": (lambda r: stoker.get_actor("a", namespace=""), ValueError, "namespace"),
     "get_actor in 5": (lambda r: stoker.get_actor("a", namespace=5), TypeError, "namespace"),
+    "an actor in ''": (lambda r: Idle.options(namespace="").remote(), ValueError, "namespace"),
     "CPUs as text": (lambda r: same.options(num_cpus="1"), TypeError, "num_cpus"),
     "fewer CPUs than none": (lambda r: same.options(num_cpus=-1), ValueError, "num_cpus"),
     "1.5 GPUs": (lambda r: same.options(num_gpus=1.5).remote(1), ValueError, "num_gpus"),

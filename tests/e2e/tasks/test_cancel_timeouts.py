@@ -12,6 +12,7 @@ import pytest
 import stoker
 from stoker.exceptions import (
     BadRequestError,
+    ObjectLostError,
     TaskCancelledError,
     TaskTimeoutError,
 )
@@ -224,6 +225,26 @@ def test_a_borrowers_cancel_reaches_the_owner(flags: Flags) -> None:
     ref = runs(flags, sleeps)
     get(cancels.remote([ref]))
     with pytest.raises(TaskCancelledError):
+        get(ref)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_borrowers_cancel_reaches_an_owner_that_runs_the_task_itself(
+    flags: Flags, force: bool
+) -> None:
+    @stoker.remote(num_cpus=4, max_retries=0)
+    def child() -> None:
+        flags.raise_("runs", os.getpid())
+        time.sleep(60)
+
+    @stoker.remote(num_cpus=4)
+    def parent() -> tuple[int, list[Any]]:
+        return os.getpid(), [child.remote()]
+
+    pid, (ref,) = get(parent.remote())
+    assert flags.wait("runs") == str(pid)  # all CPUs went to the worker that was there
+    stoker.cancel(ref, force=force)
+    with pytest.raises((TaskCancelledError, ObjectLostError) if force else TaskCancelledError):
         get(ref)
 
 

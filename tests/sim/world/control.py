@@ -20,7 +20,7 @@ from tests.sim.world.server import Server, watch_response
 from tests.sim.world.wire import SimClient, SimClientPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from stoker_gcs.app import GcsApp
     from stoker_scheduler.core.state import State
@@ -35,24 +35,17 @@ SUPERVISED_S = 1.0
 """A gcs that cannot start ends, and is started again so much later."""
 
 
-class _Gauge:
-    """A metric that nobody reads."""
-
-    def labels(self, *_: str) -> _Gauge:
-        return self
-
-    def set(self, _: float) -> None:
-        return None
-
-    def set_function(self, _: Callable[[], float]) -> None:
-        return None
-
-
 class _Metrics:
     """Metrics that nobody reads."""
 
-    def gauge(self, *_: Any) -> _Gauge:
-        return _Gauge()
+    def show(self, name: str, read: object) -> None:
+        """Show nothing."""
+
+
+class _Guard:
+    """The check of requests, which takes sessions of browsers as well."""
+
+    sessions: object = None
 
 
 class _Dispatcher:
@@ -75,6 +68,7 @@ class SimService:
         self.dispatcher = _Dispatcher()
         self.metrics = _Metrics()
         self.tokens = TokenSigner("t")
+        self.guard = _Guard()
         self.obstacle = ""
         self.url = ""
         self.port = 0
@@ -183,7 +177,7 @@ def on_world(world: Any, settings: Settings) -> Iterator[None]:
     patches = {
         "stoker_gcs.service.Service": service,
         "stoker_gcs.service.open_store": lambda _: world.database,
-        "stoker_gcs.service._ephemeral_store": lambda _: world.ephemeral(),
+        "stoker_gcs.service._open_redis": lambda _: world.ephemeral(),
         "stoker_gcs.ephemeral.redis.redis_client.Redis": world.redis,
         "stoker_gcs.peer_clients.ClientPool": pool,
         "stoker_gcs.state.event_log.RING_SIZE": RING_SIZE,

@@ -88,7 +88,7 @@ class _Nothing:
     def _ignore(self, *_: Any, **__: Any) -> None:
         return None
 
-    ended = end = on_event = on_freed = track = _ignore
+    add = ended = end = on_event = on_freed = track = _ignore
 
     async def report(self) -> None:
         return None
@@ -438,9 +438,8 @@ class Node:
         )
         workers.processes = Processes(self)  # type: ignore[assignment]
         server = Server(world.network, process, self.url)
-        server.add_routes(
-            ROUTES, Api(workers, exits, self.objects, part, part, part, part, part, part)
-        )
+        parts = [part] * 8
+        server.add_routes(ROUTES, Api(workers, exits, self.objects, *parts))
         server.add_routes(VALUE_ROUTES, self)
 
         def on_member(is_member: bool) -> None:

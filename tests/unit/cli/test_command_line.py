@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,8 +59,26 @@ def test_every_command_has_help_with_a_sentence(path: tuple[str, ...]) -> None:
     assert sentence.partition("\n\n")[0].rstrip()[-1] in ".:)1"
 
 
+def test_help_has_every_command_once_in_a_group() -> None:
+    shown = stoker("--help").output
+    for name in root.list_commands(click.Context(root)):
+        assert len(re.findall(rf"^  {name} +\S", shown, re.MULTILINE)) == 1, name
+    assert "Others:" not in shown
+
+
 def test_every_command_that_asks_a_cluster_can_be_pointed_at_one() -> None:
-    local = {"start", "stop", "config", "version", "simulate", "backup", "restore", "certs", "port"}
+    local = {
+        "start",
+        "stop",
+        "config",
+        "version",
+        "simulate",
+        "backup",
+        "restore",
+        "certs",
+        "port",
+        "docs",
+    }
     paths = commands(root)
     groups = {path[:-1] for path in paths if path}
     for path in paths:
@@ -83,9 +102,8 @@ def test_every_command_that_asks_a_cluster_can_be_pointed_at_one() -> None:
         (["kernels", "tune", "rms_norm", "columns"], "'columns' is not KEY=VALUE"),
         (["kernels", "tune", "rms_norm", "columns=0"], "columns=0: a size is a whole number"),
         (["kernels", "tun"], "did you mean 'tune'?"),
-        (["stack"], "no command 'stack': take the pid from `stoker list workers`"),
         (["up"], "no command 'up': start a cluster with `stoker start --head`"),
-        (["memory"], "see `stoker list objects`"),
+        (["exec"], "use `stoker job submit`"),
         (["list", "tasks", "--filter", "state=FINISHEDX"], "did you mean FINISHED?"),
         (["job", "submit", "--address", "http://127.0.0.1:1", "--env", "A",
           "--", "true"], "'A' is not KEY=VALUE"),
@@ -144,6 +162,31 @@ def test_with_json_an_error_is_one_object_on_stderr(
     told = json.loads(shown.stderr)
     assert (told["code"], told["exit_code"]) == (code, exit_code)
     assert said in told["message"]
+
+
+def test_on_a_terminal_an_error_names_its_page() -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "stoker.cli", "status", "--address", "ftp://x"]
+    with os.fdopen(ours, "rb") as read:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=theirs, timeout=30, check=False
+        )
+        os.close(theirs)
+        said = os.read(read.fileno(), 65536).decode().splitlines()
+    assert done.returncode == 1
+    assert said[-1] == "more: stoker docs bad_request"
+
+
+def test_docs_explains_an_error_by_its_code() -> None:
+    page = stoker("docs", "infeasible")
+    assert page.exit_code == 0
+    assert page.output.startswith("# infeasible\n")
+    assert "on_infeasible=" in page.output and "```" not in page.output
+    assert json.loads(stoker("docs", "infeasible", "--json").output)["code"] == "infeasible"
+    codes = [row["code"] for row in json.loads(stoker("docs", "--json").output)]
+    assert "infeasible" in codes and len(codes) == len(set(codes))
+    wrong = stoker("docs", "infeasibel")
+    assert (wrong.exit_code, "did you mean 'infeasible'" in wrong.output) == (2, True)
 
 
 def test_json_of_the_job_s_own_program_is_none_of_ours() -> None:
@@ -330,5 +373,20 @@ def test_help_and_completion_import_nothing_heavy() -> None:
         capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
     assert {line.partition(",")[2] for line in completed.stdout.split()} == {
-        "start", "stop", "status", "story",
+        "stack", "start", "stop", "status", "story",
     }, completed.stderr  # fmt: skip
+
+
+def test_commands_their_choices_and_options_are_completed() -> None:
+    def completed(*words: str) -> set[str]:
+        shown = subprocess.run(
+            [sys.executable, "-m", "stoker.cli"],
+            env={**os.environ, "_STOKER_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words),
+                 "COMP_CWORD": str(len(words) - 1)},
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        return {line.partition(",")[2] for line in shown.stdout.split()}
+
+    assert completed("stoker", "to") == {"token", "top"}
+    assert completed("stoker", "summary", "") == {"tasks", "actors", "objects"}
+    assert completed("stoker", "report", "--f") == {"--force"}

@@ -9,11 +9,10 @@ from typing import Any
 import click
 import pytest
 
-from stoker.cli.history.activity import counted
 from stoker.cli.lists import TABLES, checked_filters
 from stoker.cli.scheduling.explain import print_groups
-from stoker.cli.status import grouped
 from stoker.cli.tables import GAP, Column, cells_of, cut, render
+from stoker.cli.views.status import grouped
 from stoker_wire.messages.control import WaitingGroup
 
 JOB, NODE, ACTOR = "job_25791fb9554d8add", "n_e819c9732dc77252", "a_0c3d5ce55ce92d4c"
@@ -231,10 +230,3 @@ def test_requests_with_other_conditions_are_another_group_and_lie_where_they_may
         [entry(locality={NODE: 5}), entry(label_selector=zone), entry(locality={NODE: 7})]
     )
     assert [(g.count, g.demand.label_selector) for g in found] == [(2, {}), (1, zone)]
-
-
-def test_a_summary_counts_by_name_and_state() -> None:
-    tasks = [{"name": "f", "state": "FINISHED"}] * 3 + [{"name": "g", "state": "FAILED"}]
-    first, second = counted(tasks)
-    assert (first["name"], first["FINISHED"], first["FAILED"], first["total"]) == ("f", 3, 0, 3)
-    assert (second["name"], second["FAILED"]) == ("g", 1)

@@ -15,7 +15,7 @@ from stoker_gcs.app import build_app
 from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
 from stoker_gcs.store.memory import MemoryStore
 from stoker_wire.http.principals import ROOT
-from stoker_wire.http.server.openapi import document
+from stoker_wire.http.server.openapi.document import document
 from stoker_wire.http.server.service import Service
 from stoker_wire.http.server.tokens import TokenSigner
 from stoker_wire.messages.control import Campaign, CreateToken, Event, KvDelete, KvPut, Leader

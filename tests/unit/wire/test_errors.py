@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING
 
+import aiohttp
 import pytest
 
 from stoker_wire import errors
 from stoker_wire.errors import StokerError, error_for
+from stoker_wire.http.error_pages.page import PAGES, page_of, summary_of
 from stoker_wire.http.problems import error_of
 
 if TYPE_CHECKING:
@@ -155,10 +157,34 @@ async def test_a_problem_document_has_all_its_members(cluster: Cluster) -> None:
             "status": 503,
             "detail": "not now",
             "code": "unavailable",
+            "docs": "/errors/unavailable",
             "retryable": True,
             "explain": "/v1/why",
             "request_id": "mine-1",
         }
+
+
+async def test_a_problem_document_leads_to_a_page_that_needs_no_token(cluster: Cluster) -> None:
+    service = await cluster.start(cluster.service())
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{service.url}/v1/secret") as refused:
+            problem = await refused.json(content_type=None)
+        assert (refused.status, problem["docs"]) == (401, "/errors/unauthorized")
+        async with session.get(f"{service.url}{problem['docs']}") as page:
+            assert (page.status, page.content_type) == (200, "text/plain")
+            assert (await page.text()).startswith("# unauthorized\n")
+        async with session.get(f"{service.url}/errors/no_such_code") as missing:
+            assert missing.status == 404
+
+
+def test_every_code_has_a_page_with_all_its_parts() -> None:
+    assert set(PAGES) == {cls.code for cls in CLASSES} | {StokerError.code}
+    for code, texts in PAGES.items():
+        page = page_of(code)
+        assert all(f"\n## {part}\n" in page for part in ("Cause", "Fix", "Example"))
+        assert texts.cause.endswith(".")
+        assert texts.fix.endswith(".")
+        assert summary_of(code).endswith((".", ":", ";")), code
 
 
 @pytest.mark.parametrize(

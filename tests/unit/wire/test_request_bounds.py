@@ -12,6 +12,7 @@ from msgspec import inspect
 
 from stoker_gcs.api.routes import ROUTES as GCS
 from stoker_nodelet.api import ROUTES as NODELET
+from stoker_nodelet.profiles.api import ROUTES as PROFILES
 from stoker_nodelet.transfer import ROUTES as TRANSFER
 from stoker_scheduler.api import ROUTES as SCHEDULER
 from stoker_wire.messages.control import CreateToken
@@ -19,7 +20,7 @@ from stoker_wire.messages.work import SubmitJob
 
 TYPES = {
     type_
-    for route in (*GCS, *NODELET, *TRANSFER, *SCHEDULER)
+    for route in (*GCS, *NODELET, *PROFILES, *TRANSFER, *SCHEDULER)
     for type_ in (getattr(route, "body", None), route.query)
     if type_ is not None
 }

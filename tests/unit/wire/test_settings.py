@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from stoker_wire.errors import BadRequestError, UnknownOptionError
-from stoker_wire.settings import COMPOSE, Settings
+from stoker_wire.process.setting_values import COMPOSE
+from stoker_wire.settings import Settings
 
 
 def test_values_are_read_with_their_types() -> None:

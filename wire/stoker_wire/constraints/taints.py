@@ -12,6 +12,7 @@ from typing import Annotated
 
 import msgspec
 
+from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.common import Message, Record, Seconds, Time, stated
 
 MAX_TAINTS = 64
@@ -114,3 +115,11 @@ def _key(text: str, key: str) -> str:
     if not re.fullmatch(_NAME, key):
         raise ValueError(f"{text!r}: the key {key!r} has to be letters, digits, '-', '_', '.', '/'")
     return key
+
+
+def taints_of_setting(text: str) -> tuple[Taint, ...]:
+    """Return the taints of STOKER_TAINTS, separated by commas; BadRequestError says what is wrong."""
+    try:
+        return tuple(parse_taint(one.strip()) for one in text.split(",") if one.strip())
+    except ValueError as error:
+        raise BadRequestError(f"STOKER_TAINTS cannot be read\n{error}", field="taints") from None

@@ -10,23 +10,34 @@ from __future__ import annotations
 
 import hmac
 from hashlib import blake2b
+from typing import NamedTuple
 
 from stoker_wire.messages.control import LogStream
 
 START = b"\x1estoker:"
 KEY_BYTES = 16
 _DIGEST_BYTES = 8
+_MAX_CELL = 64
 _STREAMS = {stream.value: stream for stream in LogStream}
 
 
-def mark_line(key: bytes, stream: LogStream, name: str) -> bytes:
-    """Return the line that marks what follows as printed by ``name`` ('': what the lease names)."""
-    said = f"{stream}:{name}".replace("\n", " ").encode(errors="replace")
+class Mark(NamedTuple):
+    """Whose output follows: the stream, the name ('': what the lease names), the notebook's cell."""
+
+    stream: LogStream = LogStream.STDOUT
+    name: str = ""
+    cell: str = ""
+
+
+def mark_line(key: bytes, mark: Mark) -> bytes:
+    """Return the line that says so."""
+    cell = f"/{mark.cell}" if mark.cell else ""
+    said = f"{mark.stream}{cell}:{mark.name}".replace("\n", " ").encode(errors="replace")
     return b"%b%b:%b\n" % (START, _digest(key, said), said)
 
 
-def read_mark(key: bytes, line: bytes) -> tuple[LogStream, str] | None:
-    """Return the stream and the name of a mark; None for any other line, and for one of another key.
+def read_mark(key: bytes, line: bytes) -> Mark | None:
+    """Return what a mark says; None for any other line, and for one of another key.
 
     Code that has found its worker's key may mark a stream that there is none of: no mark either.
     """
@@ -35,8 +46,9 @@ def read_mark(key: bytes, line: bytes) -> tuple[LogStream, str] | None:
     digest, _, said = line.removeprefix(START).removesuffix(b"\n").partition(b":")
     if not hmac.compare_digest(digest, _digest(key, said)):
         return None
-    stream, _, name = said.decode(errors="replace").partition(":")
-    return (_STREAMS[stream], name) if stream in _STREAMS else None
+    where, _, name = said.decode(errors="replace").partition(":")
+    stream, _, cell = where.partition("/")
+    return Mark(_STREAMS[stream], name, cell[:_MAX_CELL]) if stream in _STREAMS else None
 
 
 def _digest(key: bytes, said: bytes) -> bytes:

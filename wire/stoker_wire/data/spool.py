@@ -6,6 +6,8 @@ can be read, for one that cannot would break the lists of all, and stores it as 
 :class:`SpoolWriter` per process, used by its loop thread only; it never waits for another process, and
 never raises.
 
+Reports of training take the same way, in frames of their own (:mod:`stoker_wire.data.training`).
+
 Not a SQLite file, which would bring its own durability: a row takes 1.9 us here and 10 us there, a
 hundred rows 14 and 219 us (WAL, no fsync), and each call writes before its result leaves.
 """
@@ -16,16 +18,17 @@ import logging
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
+from stoker_wire.data.spans import TaskSpans
 from stoker_wire.errors import BadRequestError, StokerError
 from stoker_wire.messages.cluster import Demand
-from stoker_wire.messages.common import Count, ErrorInfo, Id, Int64, Time
+from stoker_wire.messages.common import Amount, Count, ErrorInfo, Id, Int64, Time
 from stoker_wire.messages.tolerant import TolerantDecoder
 from stoker_wire.messages.work import TaskRecord, TaskState
 from stoker_wire.process.host_identity import start_time
@@ -76,6 +79,10 @@ class TaskFacts(msgspec.Struct, array_like=True, frozen=True):
     reconstructs: str = ""
     reconstructions: Count = 0
     lineage_depth: Count = 0
+    spans: TaskSpans | None = None
+    cpus: Amount = 0.0
+    gpus: Amount = 0.0
+    group_id: str = ""
 
 
 UNREADABLE = ErrorInfo(code="internal", message="the record of this attempt cannot be decoded")
@@ -141,6 +148,15 @@ def record_of(row: Sequence[object]) -> TaskRecord:
         actor_id=actor_id,  # type: ignore[arg-type]
         **msgspec.structs.asdict(facts),
     )
+
+
+def held_in(packed: bytes) -> tuple[float, float, str]:
+    """Return the CPUs and GPUs in the last column of a row, and of which placement group they were held."""
+    try:
+        facts = TaskFacts() if _is_map(packed) else _facts(packed)
+    except _NOT_DECODED:
+        facts = TaskFacts()
+    return facts.cpus, facts.gpus, facts.group_id
 
 
 def _is_map(packed: bytes) -> bool:
@@ -227,7 +243,8 @@ def rows_in(data: bytes) -> tuple[list[TaskRow], int]:
             at = begin + frame_nbytes(data, at)
             if at > len(data):
                 raise ValueError("the last frame is torn")
-            rows += _rows(view[begin:at])
+            if not _is_map(data[begin : begin + 1]):  # a map has reports of training
+                rows += _rows(view[begin:at])
             dropped += HEAD.unpack_from(data, begin - HEAD.size)[2]
         for row in rows:
             if row[3] not in RANKS:
@@ -264,15 +281,25 @@ class SpoolWriter:
         self._unreported = 0
         self._warned_at_s = -_WARN_S
 
-    def write(self, rows: list[TaskRow]) -> None:
-        """Append rows; they are in the file when this returns, if the disk takes them."""
-        if len(self._unwritten) > MAX_UNWRITTEN_BYTES:
+    def write(
+        self, rows: Sequence[Any], pack: Callable[[Sequence[Any], int], bytes] = frames_of
+    ) -> None:
+        """Append rows as the frames that ``pack`` makes of them, those of attempts by default.
+
+        They are in the file when this returns, if the disk takes them.
+        """
+        if self.is_full:
             self.dropped += len(rows)
             self._unreported += len(rows)
         else:
-            self._unwritten += frames_of(rows, self._unreported)
+            self._unwritten += pack(rows, self._unreported)
             self._unreported = 0
         self.flush()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits in memory that further rows are dropped."""
+        return len(self._unwritten) > MAX_UNWRITTEN_BYTES
 
     @property
     def waits(self) -> bool:

@@ -14,7 +14,8 @@ from stoker_wire.messages.common import ANY_NAMESPACE, Role
 from stoker_wire.messages.control import Author
 
 NOBODY: frozenset[Role] = frozenset()
-"""The roles of a route that asks for no token."""
+EVERYONE = frozenset(Role)
+"""The roles of a public route."""
 NODES = frozenset({Role.NODE})
 SCHEDULERS = frozenset({Role.SCHEDULER})
 GCS = frozenset({Role.GCS})

@@ -13,6 +13,8 @@ import msgspec
 from stoker_wire.errors import InternalError, StokerError, UnavailableError, error_for
 from stoker_wire.http.codec import PROBLEM, encode_json
 
+ERROR_PAGES = "/errors/"
+"""Where every service has the pages of the codes, for everybody."""
 _TITLES = {
     400: "Bad request",
     401: "Unauthorized",
@@ -35,8 +37,9 @@ _TITLES = {
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An error as every Stoker service sends it (``application/problem+json``).
 
-    ``code`` is stable across versions; ``retryable`` says whether the same call may succeed later;
-    ``field`` names the input at fault; ``explain`` is a path that tells why something waits.
+    ``code`` is stable across versions; ``docs`` is the path of its page at the service that sends this;
+    ``retryable`` says whether the same call may succeed later; ``field`` names the input at fault;
+    ``explain`` is a path that tells why something waits.
     """
 
     type: str = ""
@@ -45,6 +48,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: int = 0
     detail: str = ""
     code: str = ""
+    docs: str = ""
     retryable: bool = False
     field: str | None = None
     explain: str | None = None
@@ -61,6 +65,7 @@ def problem_of(error: StokerError, *, request_id: str | None, status: int | None
         status=status,
         detail=error.message,
         code=error.code,
+        docs=f"{ERROR_PAGES}{error.code}",
         retryable=error.retryable,
         field=error.field,
         explain=error.explain,

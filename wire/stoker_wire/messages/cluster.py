@@ -505,11 +505,13 @@ class OwnerPoll(Message):
 class LeaseUpdates(Record):
     """Changes to leases that their owner must hear of.
 
-    ``preempted``: finish what runs and release. ``lost``: ended already (expired, node dead).
+    ``preempted``: finish what runs and release. ``lost``: ended already (expired, node dead). ``epoch`` is
+    that of the leader, 0 from one of an earlier version.
     """
 
     preempted: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    epoch: int = 0
 
 
 class BlockLease(Message):

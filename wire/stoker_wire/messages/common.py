@@ -5,6 +5,8 @@ A type is here once two modules of messages need it; it imports none of them.
 
 from __future__ import annotations
 
+import re
+import sys
 from enum import StrEnum
 from typing import Annotated, Any, dataclass_transform
 
@@ -40,6 +42,8 @@ def stated(**rules: Any) -> msgspec.Meta:
     return msgspec.Meta(extra_json_schema=rules)
 
 
+Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""A number that is neither infinite nor NaN."""
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 """An amount of a resource; memory is in bytes."""
 Part = Annotated[Amount, stated(anyOf=[{"const": 0}, {"minimum": SMALLEST_PART}])]
@@ -95,12 +99,16 @@ Selector = Annotated[
 Metadata = Annotated[dict[Name, Text], msgspec.Meta(max_length=MAX_NAMES)]
 """Notes of a user on a job."""
 NoNul = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]
+IMAGE = r"^([A-Za-z0-9][A-Za-z0-9._:/@+-]*)?$"
+"""The name of an image: no option of an engine's command can be one."""
+MAX_IMAGE = 500
 """Text that can be an argument or a variable of a process."""
 MAX_SECONDS = 1e9
 """The longest duration, 31 years: whoever means "for ever" leaves it out."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS)]
-Time = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+MAX_TIME = 1e11
+Time = Annotated[float, msgspec.Meta(ge=0, le=MAX_TIME)]
 """Seconds since 1970."""
 Id = Annotated[str, msgspec.Meta(max_length=512)]
 """An id in a record of another process: SQL has it in an index, which bounds it."""
@@ -208,6 +216,10 @@ class KernelSpec(Message):
     call: NoNul = ""
 
 
+PICKLED = "pickle:"
+"""Before a pickled function in a ``worker_process_setup``."""
+
+
 class RuntimeEnv(Message):
     """Additions to the node's own Python environment for a worker.
 
@@ -216,7 +228,13 @@ class RuntimeEnv(Message):
     (``working_dir`` is also the current directory). ``sys_path`` and ``cwd`` are paths as they are,
     used when the driver is on the same machine. ``preload`` names modules that the fork server
     imports before it forks. ``pip`` are requirement lines, installed into a venv of their own.
-    ``kernels`` are compiled into the node's cache first, for the GPUs of the lease.
+    ``kernels`` are compiled into the node's cache first, for the GPUs of the lease. ``uv`` are requirement
+    lines for uv, ``uv_project`` the package of a ``pyproject.toml`` with its ``uv.lock``. ``setup`` is a
+    shell command that is run once in the venv. ``worker_process_setup`` is run in each worker before its
+    first call: "module:function", or a pickled function after "pickle:", in base64. ``conda`` is the name, or
+    the folder, of an environment of conda that nodes have, ``conda_file`` the text of the
+    ``environment.yml`` of one that they make. ``image_uri`` is the image in whose containers workers run,
+    which has a Python and Stoker of its own.
     """
 
     env_vars: Annotated[dict[NoNul, NoNul], _PARTS] = {}
@@ -227,6 +245,56 @@ class RuntimeEnv(Message):
     sys_path: Annotated[tuple[str, ...], _PARTS] = ()
     cwd: NoNul | None = None
     kernels: Annotated[tuple[KernelSpec, ...], _PARTS] = ()
+    uv: Annotated[tuple[str, ...], _PARTS] = ()
+    uv_project: str | None = None
+    setup: NoNul = ""
+    worker_process_setup: str = ""
+    conda: Annotated[NoNul, msgspec.Meta(max_length=MAX_TEXT)] = ""
+    conda_file: Annotated[NoNul, msgspec.Meta(max_length=MAX_TEXT)] = ""
+    image_uri: Annotated[str, msgspec.Meta(pattern=IMAGE, max_length=MAX_IMAGE)] = ""
+
+    @property
+    def not_in_images(self) -> tuple[str, ...]:
+        """Return the names of what is set and would be done by the node, outside of its images."""
+        names = ("pip", "uv", "uv_project", "conda", "conda_file", "setup", "kernels")
+        return tuple(name for name in names if getattr(self, name))
+
+    @property
+    def installs(self) -> str:
+        """Return in words what a node installs before a worker can start, without passwords; or ''."""
+        parts = []
+        if self.working_dir or self.py_modules:
+            parts.append("packages")
+        for tool, lines in (("pip", self.pip), ("uv", self.uv)):
+            if lines:
+                more = f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
+                parts.append(f"{tool} ({', '.join(map(_shown, lines[:_NAMED]))}{more})")
+        if self.conda or self.conda_file:
+            parts.append(f"conda ({self.conda or 'an environment.yml'})"[:_MAX_SHOWN])
+        if self.image_uri:
+            parts.append(f"image ({self.image_uri})"[:_MAX_SHOWN])
+        if self.uv_project:
+            parts.append("uv (a project)")
+        if self.setup:
+            parts.append("setup")
+        if self.kernels:
+            parts.append("kernels")
+        return ", ".join(parts)
+
+
+_NAMED = 3
+"""Requirements that are named; of more it is said how many."""
+_MAX_SHOWN = 200
+_PASSWORD = re.compile(r"//[^/@\s]*@")
+
+
+def without_passwords(text: str) -> str:
+    """Return a text in which addresses have no user and no password."""
+    return _PASSWORD.sub("//...@", text)
+
+
+def _shown(requirement: str) -> str:
+    return without_passwords(requirement)[:_MAX_SHOWN]
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True):

@@ -387,7 +387,7 @@ class LogLine(Record):
 
     ``at_s`` is when it was written, at the latest: the node looks at its files twice a second. A
     submitted driver's output is all ``stdout``. A line without a ``worker_id`` is no output: it says
-    which output could not be had.
+    which output could not be had. ``cell`` is the notebook's cell whose call printed it, if one did.
     """
 
     node_id: str
@@ -399,6 +399,7 @@ class LogLine(Record):
     cursor: int = 0
     job_id: str = ""
     stream: LogStream = LogStream.STDOUT
+    cell: str = ""
 
 
 class LogCursors(Message):

@@ -93,6 +93,8 @@ class Template(_Part):
     """The pickled function if it is small: a worker asks the gcs for others."""
     dynamic: bool = False
     """Whether its one result is a tuple of refs, to all that the function yields."""
+    cell: str = ""
+    """The notebook's cell that the calls are of: what they print is shown below it."""
 
 
 class Call(_Part):
@@ -105,6 +107,10 @@ class Call(_Part):
     attempt: int = 0
     submitted_at_s: float = 0.0
     parent_task_id: str = ""
+    trace: str = ""
+    """The W3C trace context of its caller: traceparent, a space and the tracestate; '' for none. With a +
+    before it the caller records a span of the call.
+    """
 
 
 class Hello(_Part, tag=1):

@@ -18,6 +18,7 @@ from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
 from stoker_wire.messages.common import Message, Record, stated, states_rule
 from stoker_wire.messages.control import Event, Leader, ListQuery, Position, Token
 from stoker_wire.messages.groups import GroupState, PlacementGroup
+from stoker_wire.messages.node_api import EnvironmentBuild
 from stoker_wire.messages.objects import DetachedObject, DetachedState
 from stoker_wire.messages.queues import Queue
 from stoker_wire.messages.schedules import Schedule
@@ -28,6 +29,7 @@ from stoker_wire.messages.work import (
     Job,
     JobState,
     SlowRank,
+    SlowTask,
     TaskRecord,
     TaskState,
 )
@@ -109,6 +111,12 @@ class EventKind(StrEnum):
     """Its time came, and no job was submitted."""
     SCHEDULE_DELETED = "schedule.deleted"
     WORKER_EXITED = "worker.exited"
+    ENVIRONMENT_INSTALLING = "environment.installing"
+    """A node installs what workers of a runtime environment need. Subject: the id of the job for which."""
+    ENVIRONMENT_READY = "environment.ready"
+    ENVIRONMENT_FAILED = "environment.failed"
+    TASK_SLOW = "task.slow"
+    """A task runs much longer than its function does (the setting ``slow_task_stacks``)."""
     RANK_SLOW = "rank.slow"
     """A rank of a job is slower than the others. Subject: its node's id."""
     KV_PUT = "kv.put"
@@ -185,7 +193,9 @@ Payload: TypeAlias = (
     | Queue
     | Schedule
     | WorkerExit
+    | EnvironmentBuild
     | SlowRank
+    | SlowTask
     | KvChange
     | Leader
     | Token
@@ -243,6 +253,10 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.SCHEDULE_SKIPPED: Schedule,
     EventKind.SCHEDULE_DELETED: Schedule,
     EventKind.WORKER_EXITED: WorkerExit,
+    EventKind.ENVIRONMENT_INSTALLING: EnvironmentBuild,
+    EventKind.ENVIRONMENT_READY: EnvironmentBuild,
+    EventKind.ENVIRONMENT_FAILED: EnvironmentBuild,
+    EventKind.TASK_SLOW: SlowTask,
     EventKind.RANK_SLOW: SlowRank,
     EventKind.KV_PUT: KvChange,
     EventKind.KV_DELETED: KvChange,

@@ -32,7 +32,8 @@ class TunedKernel(Record):
     """The fastest measured configuration of ``kernel`` at ``key`` on ``device``, and how it was found.
 
     ``seconds`` and ``default_seconds`` are medians of one step of ``op`` with this configuration and with
-    the launcher's own; ``low_seconds`` and ``high_seconds`` the 20 % and 80 % quantiles. ``measured`` of
+    the launcher's own; ``low_seconds`` and ``high_seconds`` the 20 % and 80 % quantiles. ``least_seconds`` is
+    what the bytes and operations of that step take on this device at least (0: not known). ``measured`` of
     ``candidates`` gave right results in time. It holds for the ``version`` of Stoker that found it: another
     one may have other kernels.
     """
@@ -48,6 +49,7 @@ class TunedKernel(Record):
     low_seconds: float = 0.0
     high_seconds: float = 0.0
     default_seconds: float = 0.0
+    least_seconds: float = 0.0
     candidates: int = 0
     measured: int = 0
     version: str = ""
@@ -61,6 +63,9 @@ def kernel_set(env: RuntimeEnv) -> str:
     if not env.kernels:
         return ""
     facts: tuple[object, ...] = (env.kernels, env.pip)
+    others = (env.uv, env.uv_project, env.conda, env.conda_file)
+    if any(others):
+        facts += others
     if any(spec.call for spec in env.kernels):
         facts += (env.working_dir, env.py_modules, env.sys_path, env.cwd)
     return digest_of(facts)

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from stoker_wire.messages.cluster import NodeState, WorkerState
-from stoker_wire.messages.common import Count, Int64, Message, states_rule
+from stoker_wire.messages.common import MAX_TIME, Count, Int64, Message, Time, states_rule
 from stoker_wire.messages.control import ListQuery, Position, TtlS, WaitS
 from stoker_wire.messages.groups import GroupState
 from stoker_wire.messages.work import ActorState, JobState, TaskState
@@ -78,6 +78,7 @@ class TaskQuery(ListQuery):
     """Filters of task attempts.
 
     ``state``: WAITING, QUEUED, RUNNING, FINISHED, FAILED, CANCELLED; several are separated by commas.
+    With ``watch`` the attempts that match come as lines, and again with each later state.
     """
 
     job_id: str = ""
@@ -85,6 +86,20 @@ class TaskQuery(ListQuery):
     name: str = ""
     node_id: str = ""
     actor_id: str = ""
+    watch: bool = False
+
+
+class ActivityQuery(Message):
+    """A choice of what was under way between two times, of one job if it is named; in the order of its end.
+
+    ``cursor``: the ``next_cursor`` of the page before.
+    """
+
+    job_id: str = ""
+    since_s: Time = 0.0
+    until_s: Time = MAX_TIME
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
+    cursor: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{0,15}$")] = ""
 
 
 class ObjectQuery(ListQuery):
@@ -127,6 +142,12 @@ class KvListQuery(WatchQuery):
     """Keys that start with ``prefix``."""
 
     prefix: str = ""
+
+
+class KernelsQuery(ListQuery):
+    """Measurements on devices whose names start with ``device``."""
+
+    device: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
 class LogQuery(Message):

@@ -12,12 +12,15 @@ from typing import Annotated
 import msgspec
 
 from stoker_wire.constraints.taints import Toleration, Tolerations
+from stoker_wire.data.spans import TaskSpans
 from stoker_wire.messages.cluster import Demand, GraceS
 from stoker_wire.messages.common import (
     ANY_NAMESPACE,
     MAX_INT64,
+    MAX_TEXT,
     ActorId,
     Address,
+    Amount,
     Asked,
     Count,
     ErrorInfo,
@@ -102,6 +105,8 @@ class OnePerNode(Message):
 
 MAX_RETRIES = 100
 RETRY_DELAY_S = 10.0
+Entrypoint = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT, pattern=r"^[^\x00]*$")]
+"""A shell command."""
 
 
 class SubmitJob(Message):
@@ -118,7 +123,7 @@ class SubmitJob(Message):
     (null: as the cluster is set), and is run again when there is room, which uses up no retry.
     """
 
-    entrypoint: Annotated[str, msgspec.Meta(min_length=1, max_length=65536, pattern=r"^[^\x00]*$")]
+    entrypoint: Entrypoint
     job_id: JobId | None = None
     runtime_env: RuntimeEnv = RuntimeEnv()
     metadata: Metadata = {}
@@ -164,6 +169,38 @@ class SlowRank(Record):
     ratio: float
     since_s: float
     group: str = ""
+
+
+MAX_SLOW_STACK = 16_384
+
+
+class ReportSlowTask(Message):
+    """Report of a worker that an attempt runs much longer than ``runs`` earlier ones of its function.
+
+    ``p99_s`` is their 99th percentile, ``stack`` where it is now, as text.
+    """
+
+    attempt: Count
+    name: Name
+    ran_s: Seconds
+    p99_s: Seconds
+    runs: Count
+    worker_id: Name
+    stack: Annotated[str, msgspec.Meta(max_length=MAX_SLOW_STACK)]
+
+
+class SlowTask(Record):
+    """A slow attempt as it was reported; fields as in :class:`ReportSlowTask`."""
+
+    job_id: str
+    task_id: str
+    attempt: int
+    name: str
+    ran_s: float
+    p99_s: float
+    runs: int
+    worker_id: str
+    stack: str
 
 
 class NodeOutput(Record):
@@ -455,6 +492,8 @@ class Actor(Record):
     created_at_s: float = 0.0
     started_at_s: float | None = None
     ended_at_s: float | None = None
+    ran_before_s: float = 0.0
+    """How long it ran before its present incarnation."""
     death_cause: ErrorInfo | None = None
     """Why it is dead; of one that started again, why its last process ended."""
     last_alive: int | None = None
@@ -529,6 +568,12 @@ class TaskRecord(Record):
     """How often the task was executed again because of lost objects, this attempt included."""
     lineage_depth: Count = 0
     """The tasks of the longest chain of results up to this one, itself included, if it was executed again."""
+    spans: TaskSpans | None = None
+    cpus: Amount = 0.0
+    """The CPUs that it held while it ran; 0 for the call of an actor, which holds them itself."""
+    gpus: Amount = 0.0
+    group_id: str = ""
+    """The placement group of which it held these."""
 
 
 class ReportTasks(Message):

@@ -106,6 +106,16 @@ def rss_bytes(pid: int) -> int:
     return int(fields[21]) * _PAGE if fields else 0
 
 
+def tree_cpu_s(pid: int) -> float:
+    """Return the CPU time of ``pid``, of all its descendants, and of those that they have waited for."""
+    ticks = 0
+    for member in (pid, *descendants(pid)):
+        fields = _stat(member)
+        if fields:
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / _TICKS_PER_S
+
+
 def tree_bytes(pid: int) -> int:
     """Return the memory of ``pid`` and all its descendants, with shared pages counted once.
 
@@ -152,3 +162,9 @@ def marked(variable: str, value: str) -> list[int]:
         if wanted in environment.split(b"\0"):
             pids.append(int(name))
     return pids
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped, by a signal."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] == "T"

@@ -1,14 +1,53 @@
-"""Values of settings: texts of the environment as typed values, and values as texts that tell no secret."""
+"""Values of settings: texts of the environment as typed values, and values as texts that tell no secret.
+
+And the variables that look like settings and are none.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterable, Mapping
 from typing import Any, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
 from stoker_wire.errors import BadRequestError
+from stoker_wire.suggestions import nearest
+
+PREFIX = "STOKER_"
+DEFAULT = "default"
+"""The source of a setting that nobody has set."""
+PASSED_ON_PREFIXES = ("STOKER_INTERNAL_", "STOKER_TEST_")
+"""Variables that processes of Stoker hand to their children, and those of the tests."""
+
+PASSED_ON = frozenset(
+    {
+        "STOKER_JOB_OUTPUT_DIR",
+        "STOKER_KERNELS_BACKEND",
+        "STOKER_KERNELS_TUNING",
+        "STOKER_NODE_ID",
+        "STOKER_SESSION_DIR",
+        "STOKER_WORKER_ID",
+    }
+)
+"""Further such variables, and those that stoker_kernels reads itself (it imports nothing of Stoker)."""
+
+COMPOSE = frozenset(
+    {
+        "STOKER_EXTRAS",
+        "STOKER_NODE_MEMORY",
+        "STOKER_POSTGRES_IMAGE",
+        "STOKER_PUBLISH_PORT",
+        "STOKER_PYTHON_IMAGE",
+        "STOKER_REDIS_IMAGE",
+    }
+)
+"""Variables that only docker-compose.yml reads, from ``.env``, which people also load in their shells."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class SettingInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,3 +106,43 @@ def converted(name: str, value: Any, hint: Any) -> Any:
 
 def _fix_of(message: str) -> str:
     return "set it to a value that fits: " + message[:1].lower() + message[1:]
+
+
+_WORDS = {
+    "gpu_isolation": ("auto", "required", "off"),
+    "log_level": ("debug", "info", "warning", "error", "critical"),
+    "log_format": ("auto", "json", "text"),
+    "tls": ("off", "server", "mutual"),
+}
+
+
+def check_words(values: dict[str, Any], sources: Mapping[str, str]) -> None:
+    """Lower settings that are one of a few words; BadRequestError names these for any other."""
+    for name, words in _WORDS.items():
+        if name in values:
+            values[name] = values[name].lower()
+            if values[name] not in words:
+                source = sources[name] if sources[name] != "argument" else name
+                raise BadRequestError(
+                    f"{source}={values[name]!r}: set it to one of {', '.join(words)}", field=source
+                )
+
+
+def unknown_variables(environ: Mapping[str, str], names: Iterable[str]) -> tuple[str, ...]:
+    """Return the variables that look like a setting and name none, and warn of them."""
+    known = {PREFIX + name.upper() for name in names}
+    unknown = []
+    for variable in sorted(environ):
+        if (
+            not variable.startswith(PREFIX)
+            or variable in known
+            or variable in PASSED_ON
+            or variable in COMPOSE
+            or variable.startswith(PASSED_ON_PREFIXES)
+        ):
+            continue
+        near = nearest(variable, known)
+        hint = f"; did you mean {near}?" if near else ""
+        _log.warning("%s names no setting and is ignored%s", variable, hint)
+        unknown.append(variable)
+    return tuple(unknown)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stoker_wire.http.server.request import Request
 
 
-async def get_state(app: GcsApp, req: Request) -> PastState:
+async def get_cluster_state(app: GcsApp, req: Request) -> PastState:
     return await app.time_machine.at(req.query)
 
 
@@ -25,7 +25,7 @@ ROUTES = (
     Route(
         "GET",
         "/v1/state",
-        get_state,
+        get_cluster_state,
         cost="expensive",
         query=StateQuery,
         reply=PastState,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
@@ -10,6 +9,7 @@ from aiohttp import web
 from stoker_gcs.api.events import watch
 from stoker_gcs.registry.kv.blobs import FUNCTIONS, PACKAGES
 from stoker_gcs.registry.kv.registry import RequestKey
+from stoker_wire.data.piece_lists import FindMissing, MissingPackages
 from stoker_wire.errors import BadRequestError
 from stoker_wire.http.principals import NODES, WORK
 from stoker_wire.http.server.idempotency import fingerprint
@@ -92,7 +92,7 @@ def _changes(namespace: str, prefix: str) -> Callable[[Event], bool]:
     return matches
 
 
-async def operate(app: GcsApp, req: Request) -> KvReply:
+async def change_keys(app: GcsApp, req: Request) -> KvReply:
     """`op` says what is done: put, add, compare_set, delete, delete_prefix or get.
 
     With an Idempotency-Key a change that is sent again within ten minutes is done once, by whichever
@@ -137,42 +137,39 @@ async def _request_key(req: Request) -> RequestKey | None:
     return RequestKey(fingerprint(scope.encode()).hex(), fingerprint(await req.read()))
 
 
-async def put_blob(kind: str, app: GcsApp, req: Request) -> None:
-    await app.blobs.put(kind, req.path["hash"], await req.read())
+async def put_function(app: GcsApp, req: Request) -> None:
+    await app.blobs.put(FUNCTIONS, req.path["hash"], await req.read())
 
 
-async def get_blob(kind: str, app: GcsApp, req: Request) -> bytes:
-    return await app.blobs.get(kind, req.path["hash"])
+async def get_function(app: GcsApp, req: Request) -> bytes:
+    return await app.blobs.get(FUNCTIONS, req.path["hash"])
 
 
-async def head_blob(kind: str, app: GcsApp, req: Request) -> web.Response:
-    nbytes = await app.blobs.size(kind, req.path["hash"])
+async def check_function(app: GcsApp, req: Request) -> web.Response:
+    return _size(await app.blobs.size(FUNCTIONS, req.path["hash"]))
+
+
+async def put_package(app: GcsApp, req: Request) -> None:
+    await app.blobs.put(PACKAGES, req.path["hash"], await req.read())
+
+
+async def get_package(app: GcsApp, req: Request) -> bytes:
+    return await app.blobs.get(PACKAGES, req.path["hash"])
+
+
+async def check_package(app: GcsApp, req: Request) -> web.Response:
+    return _size(await app.blobs.size(PACKAGES, req.path["hash"]))
+
+
+async def find_missing_packages(app: GcsApp, req: Request) -> MissingPackages:
+    """Those that are there are in use from here on, as by HEAD of each."""
+    return MissingPackages(hashes=await app.blobs.missing(PACKAGES, req.body.hashes))
+
+
+def _size(nbytes: int | None) -> web.Response:
     if nbytes is None:
         return web.Response(status=404)
     return web.Response(headers={"X-Stoker-Nbytes": str(nbytes)})
-
-
-def _blob_routes(kind: str, path: str) -> tuple[Route, ...]:
-    return (
-        Route(
-            "PUT",
-            path,
-            partial(put_blob, kind),
-            raw_body=True,
-            max_body_bytes=MAX_BLOB_BYTES,
-            roles=WORK,
-            cost="expensive" if kind == PACKAGES else "cheap",
-            summary=f"Store {kind}",
-        ),
-        Route("GET", path, partial(get_blob, kind), roles=WORK | NODES, summary=f"Get {kind}"),
-        Route(
-            "HEAD",
-            path,
-            partial(head_blob, kind),
-            roles=WORK | NODES,
-            summary=f"Check whether {kind} is stored",
-        ),
-    )
 
 
 ROUTES = (
@@ -189,7 +186,7 @@ ROUTES = (
     Route(
         "POST",
         "/v1/kv/{namespace}",
-        operate,
+        change_keys,
         body=KvOperation,
         reply=KvReply,
         # Kept by the registry in the transaction of the change itself.
@@ -222,6 +219,61 @@ ROUTES = (
         roles=WORK | NODES,
         summary="List keys by prefix, or watch them",
     ),
-    *_blob_routes(FUNCTIONS, "/v1/functions/{hash}"),
-    *_blob_routes(PACKAGES, "/v1/packages/{hash}"),
+    Route(
+        "PUT",
+        "/v1/functions/{hash}",
+        put_function,
+        raw_body=True,
+        max_body_bytes=MAX_BLOB_BYTES,
+        roles=WORK,
+        summary="Store function",
+    ),
+    Route(
+        "GET",
+        "/v1/functions/{hash}",
+        get_function,
+        roles=WORK | NODES,
+        summary="Get function",
+    ),
+    Route(
+        "HEAD",
+        "/v1/functions/{hash}",
+        check_function,
+        roles=WORK | NODES,
+        summary="Check whether function is stored",
+    ),
+    Route(
+        "PUT",
+        "/v1/packages/{hash}",
+        put_package,
+        raw_body=True,
+        max_body_bytes=MAX_BLOB_BYTES,
+        roles=WORK,
+        cost="expensive",
+        summary="Store package",
+    ),
+    Route(
+        "GET",
+        "/v1/packages/{hash}",
+        get_package,
+        roles=WORK | NODES,
+        summary="Get package",
+    ),
+    Route(
+        "HEAD",
+        "/v1/packages/{hash}",
+        check_package,
+        roles=WORK | NODES,
+        summary="Check whether package is stored",
+    ),
+    Route(
+        "POST",
+        "/v1/packages/missing",
+        find_missing_packages,
+        body=FindMissing,
+        reply=MissingPackages,
+        idempotency=False,  # It is the same at any time.
+        roles=WORK,
+        summary="Find packages that are not stored",
+    ),
 )

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from stoker_wire.http.server.request import Request
 
 
-async def create_object(app: GcsApp, req: Request) -> DetachedObject:
+async def create_detached_object(app: GcsApp, req: Request) -> DetachedObject:
     """Without a value its name and its bytes are reserved, until a node is committed to have it."""
     await app.access.check_new(req.principal, job_id=req.body.job_id, namespace=req.body.namespace)
     return await app.objects.create(req.body)
 
 
-async def list_objects(app: GcsApp, req: Request) -> Any:
+async def list_detached_objects(app: GcsApp, req: Request) -> Any:
     query = req.query
     where = {
         "name": query.name,
@@ -43,25 +43,25 @@ async def list_objects(app: GcsApp, req: Request) -> Any:
     return await app.state.page(OBJECTS, query, await app.access.narrowed(req.principal, where))
 
 
-async def get_object(app: GcsApp, req: Request) -> DetachedObject:
+async def get_detached_object(app: GcsApp, req: Request) -> DetachedObject:
     return await app.objects.get(req.path["id"])
 
 
-async def commit_object(app: GcsApp, req: Request) -> DetachedObject:
+async def commit_detached_object(app: GcsApp, req: Request) -> DetachedObject:
     req.waiting_for(f"the copies of {req.path['id']}")
     return await app.copies.commit(req.path["id"], req.body.node_id)
 
 
-async def locate_object(app: GcsApp, req: Request) -> LocatedObject:
+async def locate_detached_object(app: GcsApp, req: Request) -> LocatedObject:
     req.waiting_for(f"nodes to say whether they have {req.path['id']}")
     return await app.copies.locate(req.path["id"], req.body.without)
 
 
-async def free_object(app: GcsApp, req: Request) -> DetachedObject:
+async def free_detached_object(app: GcsApp, req: Request) -> DetachedObject:
     return await app.objects.free(req.path["id"])
 
 
-async def report_objects(app: GcsApp, req: Request) -> UnknownObjects:
+async def report_detached_objects(app: GcsApp, req: Request) -> UnknownObjects:
     await app.nodes.get(req.path["id"])
     unknown = await app.copies.report(req.path["id"], req.body.object_ids)
     return UnknownObjects(object_ids=unknown)
@@ -71,7 +71,7 @@ ROUTES = (
     Route(
         "POST",
         "/v1/detached-objects",
-        create_object,
+        create_detached_object,
         body=CreateDetachedObject,
         reply=DetachedObject,
         roles=WORK,
@@ -80,7 +80,7 @@ ROUTES = (
     Route(
         "GET",
         "/v1/detached-objects",
-        list_objects,
+        list_detached_objects,
         query=DetachedObjectQuery,
         reply=Page[DetachedObject],
         roles=READERS,
@@ -89,7 +89,7 @@ ROUTES = (
     Route(
         "GET",
         "/v1/detached-objects/{id}",
-        get_object,
+        get_detached_object,
         reply=DetachedObject,
         roles=READERS,
         summary="Get detached object",
@@ -97,7 +97,7 @@ ROUTES = (
     Route(
         "POST",
         "/v1/detached-objects/{id}/commit",
-        commit_object,
+        commit_detached_object,
         body=CommitDetachedObject,
         reply=DetachedObject,
         roles=WORK,
@@ -106,7 +106,7 @@ ROUTES = (
     Route(
         "POST",
         "/v1/detached-objects/{id}/locate",
-        locate_object,
+        locate_detached_object,
         body=LocateObject,
         reply=LocatedObject,
         roles=WORK | NODES,
@@ -115,7 +115,7 @@ ROUTES = (
     Route(
         "DELETE",
         "/v1/detached-objects/{id}",
-        free_object,
+        free_detached_object,
         reply=DetachedObject,
         roles=WORK,
         summary="Free detached object",
@@ -123,7 +123,7 @@ ROUTES = (
     Route(
         "POST",
         "/v1/nodes/{id}/detached-objects",
-        report_objects,
+        report_detached_objects,
         body=ReportDetachedObjects,
         reply=UnknownObjects,
         roles=NODES,

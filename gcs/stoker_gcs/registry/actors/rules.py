@@ -243,6 +243,7 @@ def worker_lost(
         pid=0,
         address=None,
         started_at_s=None,
+        ran_before_s=actor.ran_before_s + now_s - (actor.started_at_s or now_s),
         death_cause=cause,
         last_alive=actor.incarnation if actor.state is ActorState.ALIVE else actor.last_alive,
         pending_reason=AWAITS_ARGUMENTS if actor.awaits_arguments else f"restarts: {cause.message}",

@@ -15,6 +15,7 @@ from stoker_gcs.registry.jobs import rules
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import MAX_TRIES
+from stoker_gcs.state.removed_runs import remove_runs
 from stoker_gcs.state.removed_tasks import removed_until
 from stoker_gcs.store.changes import Change, Delete, Upsert, WriteConflict
 from stoker_gcs.store.changes import Prefix as SqlPrefix
@@ -388,6 +389,9 @@ class JobRegistry:
             if tasks_ended_by_s is not None:
                 until = await removed_until(self._state.store, tasks_ended_by_s)
             await self._state.writer.apply(Change((some, *until)))
+        for counts in (schema.TASK_COUNTS, schema.TASK_DURATIONS):
+            await self._state.writer.apply(Change((Delete(counts, of_jobs),)))
+        await remove_runs(self._state, job_ids)
         for table, ended in (
             (schema.ACTORS, ActorState.DEAD.value),
             (schema.PLACEMENT_GROUPS, GroupState.REMOVED.value),

@@ -12,6 +12,7 @@ from stoker_gcs.registry.kv.quota import Quota
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import MAX_TRIES
 from stoker_gcs.store.changes import Change, Delete, Insert, Update, WriteConflict
+from stoker_wire.data.piece_lists import may_be_list, read_list
 from stoker_wire.errors import BadRequestError, ConflictError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
@@ -68,11 +69,14 @@ class Blobs:
             "blob_id": blob_id,
             "used_at_s": self._state.now(),
         }
-        add = Change((Insert(schema.BLOBS, row), Insert(schema.BLOB_USES, use)))
+        pieces = read_list(value) if kind == PACKAGES else ()
+        uses = self._uses(kind, set(pieces))  # So that a list is not there without its pieces.
+        add = Change((*uses, Insert(schema.BLOBS, row), Insert(schema.BLOB_USES, use)))
         for _ in range(MAX_TRIES):
             try:
                 await self._state.writer.apply(add)
             except WriteConflict:
+                await self._check_pieces(kind, pieces)
                 # Its retention may have deleted it meanwhile.
                 if not await self._touch(kind, blob_id):
                     continue
@@ -88,13 +92,55 @@ class Blobs:
         now = self._state.now()
         if now - use["used_at_s"] < self._use_step_s:
             return True
+        return await self._record_use(kind, {blob_id})
+
+    async def _record_use(self, kind: str, blob_ids: set[str]) -> bool:
+        """Record the use of blobs, and of the pieces of lists in the same transaction; False if one is gone.
+
+        So a piece is never used less recently than a list that has it, and does not leave before it.
+        """
+        used = blob_ids.union(*[await self.pieces(kind, one) for one in blob_ids])
         try:
-            await self._state.writer.apply(
-                Change((Update(schema.BLOB_USES, key, {"used_at_s": now}),))
-            )
+            await self._state.writer.apply(Change(self._uses(kind, used)))
         except WriteConflict:
             return False
         return True
+
+    def _uses(self, kind: str, blob_ids: set[str]) -> tuple[Update, ...]:
+        now = self._state.now()
+        keys = ({"kind": kind, "blob_id": one} for one in sorted(blob_ids))
+        return tuple(Update(schema.BLOB_USES, key, {"used_at_s": now}) for key in keys)
+
+    async def pieces(self, kind: str, blob_id: str) -> tuple[str, ...]:
+        """Return the pieces of a package that is a list of them; none of any other blob."""
+        if kind != PACKAGES:
+            return ()
+        where: dict[str, Condition] = {"kind": kind, "blob_id": blob_id}
+        rows = await self._state.store.select(schema.BLOBS, where, limit=1, columns=("nbytes",))
+        if not rows or not may_be_list(rows[0]["nbytes"]):
+            return ()
+        row = await self._state.store.get(schema.BLOBS, {"kind": kind, "blob_id": blob_id})
+        return () if row is None else read_list(bytes(row["value"]))
+
+    async def _check_pieces(self, kind: str, pieces: tuple[str, ...]) -> None:
+        if missing := pieces and await self.missing(kind, pieces):
+            raise BadRequestError(
+                f"{len(missing)} of the {len(pieces)} pieces of this package are not stored\n"
+                f"put them first: the first is {missing[0]}",
+                field="body",
+            )
+
+    async def missing(self, kind: str, blob_ids: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of these blobs that are not stored. From here on the others are in use."""
+        where: dict[str, Condition] = {"kind": kind, "blob_id": tuple(set(blob_ids))}
+        for _ in range(MAX_TRIES):
+            rows = await self._state.store.select(schema.BLOB_USES, where, limit=len(blob_ids))
+            before_s = self._state.now() - self._use_step_s
+            old = {row["blob_id"] for row in rows if row["used_at_s"] <= before_s}
+            if not old or await self._record_use(kind, old):
+                there = {row["blob_id"] for row in rows}
+                return tuple(one for one in blob_ids if one not in there)
+        raise ConflictError(f"the {kind}s are changed by too many at once\ntry again")
 
     async def delete(self, kind: str, blob_id: str, *, used_at_s: float) -> bool:
         """Delete a blob unless it was used after ``used_at_s``."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         RegisterNode,
     )
     from stoker_wire.messages.control import Event, ListQuery, Page
+    from stoker_wire.messages.node_api import ReportBuilds
     from stoker_wire.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -170,6 +171,15 @@ class NodeRegistry:
                 ),
             )
 
+    async def record_builds(self, body: ReportBuilds) -> None:
+        """Write what a node installs into the event log."""
+        events = tuple(
+            self._state.event(rules.BUILD_KINDS[build.state], build.job_id, build)
+            for build in body.builds
+        )
+        if events:
+            await self._state.writer.apply(Change(events=events))
+
     def _record_heartbeat(self, node_id: str, heartbeat: LastHeartbeat) -> None:
         self._heartbeats[node_id] = heartbeat
         ttl_s = self._settings.dead_after_s * 2
@@ -279,6 +289,11 @@ class NodeRegistry:
         return msgspec.structs.replace(
             page, items=tuple(self.with_heartbeat(node) for node in page.items)
         )
+
+    async def latest(self) -> list[Node]:
+        """Return all nodes, with their latest usage."""
+        await self._read_heartbeats()
+        return [self.with_heartbeat(node) for node in self.view.values()]
 
     async def get(self, node_id: str) -> Node:
         """Return a node, with its latest usage."""

@@ -43,6 +43,7 @@ from stoker_wire.messages.cluster import (
     RegisterNode,
 )
 from stoker_wire.messages.events import EventKind
+from stoker_wire.messages.node_api import BuildState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -146,6 +147,14 @@ def moved(
         node, state=to, reason=reason, heartbeat_at_s=max(node.heartbeat_at_s, heartbeat_at_s)
     )
     return Transition(then, KIND_OF_STATE[to])
+
+
+BUILD_KINDS = {
+    BuildState.INSTALLING: EventKind.ENVIRONMENT_INSTALLING,
+    BuildState.READY: EventKind.ENVIRONMENT_READY,
+    BuildState.FAILED: EventKind.ENVIRONMENT_FAILED,
+}
+"""What is told of the environments that a node installs."""
 
 
 def warmed(

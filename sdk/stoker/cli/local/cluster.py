@@ -159,10 +159,11 @@ def _print_started(info: LocalInfo, as_json: bool) -> None:
         return
     what = "a cluster" if info.role == "head" else "a node of"
     echo(f"Started {what} {'at ' if info.role == 'head' else ''}{info.gcs_url}")
-    echo(f"  node     {info.node_id}")
-    echo(f"  logs     {os.path.join(info.session_dir, 'logs')}")
-    echo(f"  token    in {info.token_file}")
+    echo(f"  node       {info.node_id}")
+    echo(f"  logs       {os.path.join(info.session_dir, 'logs')}")
+    echo(f"  token      in {info.token_file}")
     if info.role == "head":
+        echo(f"  dashboard  {info.gcs_url}/ (log in with `stoker dashboard`)")
         echo("\nOn this machine `stoker status`, `stoker job submit` and")
         echo('`stoker.init(address="auto")` find it by themselves. Elsewhere:')
         echo(f"  export STOKER_ADDRESS={info.gcs_url}")

@@ -233,7 +233,8 @@ def _effect(name: str, what: str, without: Mapping[str, str], known: set[str]) -
 
 
 def _env_fault(name: str) -> _Fault | None:
-    from stoker.ray.runtime_env import REFUSED, SAME, WITHOUT_EFFECT
+    from stoker.ray.runtime_env import SAME
+    from stoker_wire.constraints.ray_environments import REFUSED, WITHOUT_EFFECT
 
     title = f"runtime_env[{name!r}]"
     if name in REFUSED:
@@ -241,4 +242,8 @@ def _env_fault(name: str) -> _Fault | None:
     if name in WITHOUT_EFFECT:
         why = WITHOUT_EFFECT[name]
         return (NOTE, title, f"has no effect: {why}") if why else None
-    return None if name in {*SAME, "pip", "uv"} else (ERROR, title, "there is no such key")
+    return (
+        None
+        if name in {*SAME, "pip", "uv", "worker_process_setup_hook"}
+        else (ERROR, title, "there is no such key")
+    )

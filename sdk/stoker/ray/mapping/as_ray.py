@@ -1,12 +1,14 @@
 """``import ray`` answered by ``stoker.ray``, from the import of this module on.
 
-``stoker.ray.install()`` imports it in a driver; workers of its job do so before they start.
+``stoker.ray.install()`` imports it in a driver; workers of its job do so before they start. Processes that
+one of them spawns by ``multiprocessing`` get its search path, whose last folder has a ``ray`` that does too.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 HERE, THERE = "ray", "stoker.ray"
 _NAMES = importlib.import_module(THERE)
+_SEARCH_PATH = os.path.join(os.path.dirname(__file__), "search_path")
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -56,7 +59,9 @@ def _is_installed(name: str) -> bool:
         spec = importlib.util.find_spec(name)
     except ValueError:  # a module without a spec, of a test
         return True
-    return spec is not None and spec.origin is not None  # else it is just a folder of that name
+    if spec is None or spec.origin is None:  # just a folder of that name
+        return False
+    return os.path.dirname(spec.origin) != _SEARCH_PATH
 
 
 if HERE not in sys.modules:
@@ -70,6 +75,8 @@ if HERE not in sys.modules:
     for _name in [name for name in sys.modules if name.startswith(f"{THERE}.")]:
         sys.modules[HERE + _name.removeprefix(THERE)] = sys.modules[_name]
     sys.modules[HERE] = _NAMES
+    if _SEARCH_PATH not in sys.path:
+        sys.path.append(_SEARCH_PATH)
 
 
 def __getattr__(name: str) -> Any:

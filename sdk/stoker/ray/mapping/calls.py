@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -63,8 +64,11 @@ def get_gpu_ids() -> list[int]:
 
 
 def shutdown(_exiting_interpreter: bool = False) -> None:
-    """Leave the cluster; one that ``init()`` started stops."""
+    """Leave the cluster; one that ``init()`` started stops. The next call starts another, as in Ray."""
+    from stoker.runtime.process.current_runtime import LIFECYCLE
+
     stoker.shutdown()
+    LIFECYCLE.auto_init = not _exiting_interpreter
 
 
 def timeline(filename: str | None = None) -> list[dict[str, Any]] | None:
@@ -242,6 +246,22 @@ def _pickles(value: Any) -> bool:
     except Exception:
         return False
     return True
+
+
+def register_serializer(
+    cls: type, *, serializer: Callable[[Any], Any], deserializer: Callable[[Any], Any]
+) -> None:
+    """Pickle values of a class, in this process, as what ``serializer`` makes of them."""
+
+    def reduce(value: Any) -> tuple[Any, ...]:
+        return deserializer, (serializer(value),)
+
+    copyreg.pickle(cls, reduce)
+
+
+def deregister_serializer(cls: type) -> None:
+    """Pickle values of a class as they pickle by themselves."""
+    copyreg.dispatch_table.pop(cls, None)
 
 
 def connect(address: str, **options: Any) -> Any:

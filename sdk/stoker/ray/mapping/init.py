@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,7 @@ WARNED = {
     "temp_dir": "sessions lie where STOKER_SESSION_ROOT says",
     "storage": "give put() or durability= a path",
     "_storage": "give put() or durability= a path",
-    "_system_config": "settings are variables: `stoker config`",
+    "_system_config": "but for memory_usage_threshold settings are variables: `stoker config`",
     "_internal_config": "settings are variables: `stoker config`",
     "object_spilling_directory": "STOKER_SPILL_DIR names it",
     "_object_spilling_directory": "STOKER_SPILL_DIR names it",
@@ -49,6 +50,8 @@ WARNED = {
     "system_reserved_cpu": "num_cpus= says what work may have",
     "system_reserved_memory": "memory= says what work may have",
 }
+SYSTEM_CONFIG = {"memory_usage_threshold": "STOKER_MEMORY_THRESHOLD"}
+"""Keys of ``_system_config`` that are settings of the cluster that ``init()`` starts; of others it warns."""
 OWN = ("queue", "priority", "token", "port")
 """Arguments that only ``stoker.init`` has."""
 
@@ -97,7 +100,25 @@ def init(address: str | None = None, **options: Any) -> RayContext:
     _check_names(options)
     taken = stoker_options(options)
     address = stoker_address(address)
-    return RayContext(stoker.init(address, **taken))
+    with _settings(options.get("_system_config")):
+        return RayContext(stoker.init(address, **taken))
+
+
+@contextlib.contextmanager
+def _settings(system_config: Any) -> Iterator[None]:
+    """Have a cluster that is started meanwhile take what of ``_system_config`` is a setting here."""
+    given = system_config if isinstance(system_config, Mapping) else {}
+    settings = {SYSTEM_CONFIG[name]: str(given[name]) for name in SYSTEM_CONFIG if name in given}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
@@ -107,6 +128,12 @@ def _check_names(options: Mapping[str, Any]) -> None:
             raise UnknownOptionError(
                 f"init() has no argument {name!r}\n{suggestion(name, known)}", field=name
             )
+        if (
+            name == "_system_config"
+            and isinstance(value, Mapping)
+            and set(value) <= set(SYSTEM_CONFIG)
+        ):
+            continue
         if name in WARNED and value:
             warn_once(f"init({name}=...) has no effect in Stoker: {WARNED[name]}", stacklevel=4)
 

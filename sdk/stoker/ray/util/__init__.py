@@ -24,12 +24,14 @@ _NAMES = {
     "get_node_ip_address": _CALLS,
     "inspect_serializability": _CALLS,
     "list_named_actors": _CALLS,
+    "deregister_serializer": _CALLS,
     "log_once": _CALLS,
     "map_unordered": _CALLS,
+    "register_serializer": _CALLS,
 }
 _MODULES = (
-    *("accelerators", "actor_pool", "annotations", "check_serialize", "debug", "joblib", "metrics"),
-    *("multiprocessing", "queue", "scheduling_strategies", "state"),
+    *("accelerators", "actor_pool", "annotations", "check_serialize", "debug", "iter", "joblib"),
+    *("metrics", "multiprocessing", "queue", "scheduling_strategies", "state"),
 )
 __all__ = (
     "get_current_placement_group",

@@ -8,6 +8,7 @@ from typing import Any
 import stoker
 from stoker.api import placement_groups
 from stoker.exceptions import BadRequestError
+from stoker.ray.mapping.ids import Id
 from stoker.ray.mapping.lacking import attribute_error
 from stoker.ray.util.scheduling_strategies import LABELS
 
@@ -29,6 +30,11 @@ class PlacementGroup(placement_groups.PlacementGroup):
 
     __slots__ = ()
 
+    @property
+    def id(self) -> Id:
+        """The group's id, as in ``stoker list placement-groups``."""
+        return Id(self._id)
+
     def wait(self, timeout_seconds: float | None = 30.0) -> bool:
         """Return True once all bundles are reserved, False if the time passes before."""
         return super().wait(timeout_seconds)
@@ -39,7 +45,7 @@ class PlacementGroup(placement_groups.PlacementGroup):
         return not self.bundle_count
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PlacementGroup, (self.id, self.bundle_specs)
+        return PlacementGroup, (self._id, self.bundle_specs)
 
 
 def placement_group(

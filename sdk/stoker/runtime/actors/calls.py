@@ -24,7 +24,9 @@ from stoker.exceptions import (
 from stoker.runtime.actors.connection import ActorConnection, ActorConnector
 from stoker.runtime.actors.info import END_S, TERMINATE
 from stoker.runtime.objects.table import describe_wait
+from stoker.runtime.process.cells import CELLS
 from stoker.runtime.process.current_task import current_task_id
+from stoker.runtime.process.tracing.context import TRACES
 from stoker.runtime.serialization.exceptions import encode_error
 from stoker.runtime.serialization.pickling import pack
 from stoker.runtime.tasks.functions import TEMPLATE_NUMBERS
@@ -128,10 +130,14 @@ class ActorCalls:
                 f"its max_pending_calls is {connection.max_pending}: wait for some of them first",
                 field="max_pending_calls",
             )
+        if CELLS.of_caller is not None:
+            spec = spec.in_cell(CELLS.of_caller())
         task_id = self._ids()
         values, address = self._objects.values, self._address
         location, deps, nested = pack_arguments(values, address, task_id, spec, args, kwargs)
         task = PendingTask(task_id, spec, location, deps, nested, current_task_id())
+        if TRACES.of_caller is not None:
+            task.trace = TRACES.of_caller()
         result = self._pending.add(task)
         connection.unsettled.add(task_id)
         self._submitted.append((connection, task))

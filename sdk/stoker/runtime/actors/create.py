@@ -25,7 +25,9 @@ from stoker.runtime.actors.info import (
 from stoker.runtime.actors.published import decoded_info, encoded_info
 from stoker.runtime.options.demands import demand_of
 from stoker.runtime.options.options import TaskOptions
+from stoker.runtime.process.cells import CELLS
 from stoker.runtime.process.current_task import current_task_id
+from stoker.runtime.process.tracing.context import TRACES
 from stoker.runtime.tasks.functions import INLINE_NBYTES, pickled
 from stoker.runtime.tasks.task_spec import (
     FunctionSpec,
@@ -119,7 +121,7 @@ class ActorCreator:
             function=digest,
             blob=blob,
             name=name,
-            template=Template(number=0, function=digest, name=name),
+            template=Template(number=0, function=digest, name=name, cell=CELLS.now()),
             options=TaskOptions(),
             demand=demand,
             actor_id=actor_id,
@@ -133,6 +135,8 @@ class ActorCreator:
             arguments._entry.location = location
             nested = (*nested, arguments)
         call = PendingTask(new_id(Prefix.TASK), spec, location, deps, nested, current_task_id())
+        if TRACES.of_caller is not None:
+            call.trace = TRACES.of_caller()
         creation = _Creation(
             self._clients,
             self._objects,

@@ -14,6 +14,7 @@ from stoker.runtime.actors.info import (
 from stoker.runtime.options.demands import merged
 from stoker.runtime.options.options import TaskOptions
 from stoker.runtime.process.current_runtime import CurrentRuntime
+from stoker.runtime.process.notebook import html_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,6 +102,11 @@ class ActorHandle(Generic[C]):
 
     def __repr__(self) -> str:
         return f"Actor({self._info.class_name}, {self._info.actor_id})"
+
+    def _repr_html_(self) -> str:
+        methods = ", ".join(name for name in self._info.methods if not name.startswith("_"))
+        rows = {"class": self._info.class_name, "id": self._info.actor_id, "methods": methods}
+        return html_table("Actor", rows)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorHandle) and other.actor_id == self.actor_id

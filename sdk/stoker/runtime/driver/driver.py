@@ -19,7 +19,9 @@ import aiohttp
 import msgspec
 
 from stoker.exceptions import JobFinishedError, StokerError, UnavailableError
+from stoker.runtime.driver.notebook_output import notebook_output
 from stoker.runtime.driver.printing import Printer
+from stoker.runtime.process.cells import CELLS
 from stoker.runtime.serialization.exceptions import encode_error
 from stoker_wire.http.auth import token_digest
 from stoker_wire.messages.control import LogCursors, LogLine
@@ -147,6 +149,8 @@ class Driver:
         """Hold the session that keeps the job alive; show the output of workers if wanted."""
         if not self._submitted:
             self._io.call_soon(self._hold_session)
+        if (notebook := notebook_output()) is not None:
+            CELLS.of_caller = notebook.cell
         if follow_logs:
             self._printer = Printer()
             self._io.call_soon(self._show_output)

@@ -1,4 +1,4 @@
-"""The progress bars of a program and of all its tasks, at the driver's terminal; in a pipe they are lines.
+"""The progress bars of a program and of all its tasks, at the driver: of a terminal, a pipe or a notebook.
 
 A worker reports a bar by a line of its output that terminals do not show (:func:`report`); the driver's
 printer of output hands it here, by whatever way it came.
@@ -8,24 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import html
 import shutil
 import sys
 import threading
 import time
+import uuid
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from stoker.runtime.driver.notebook_output import notebook_output
 from stoker.runtime.process.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
+
+    from stoker.runtime.driver.notebook_output import NotebookOutput
 
 _MARK, _END = "\x1b]7717;stoker-bar;", "\x07"
 _DRAW_S = 0.1
 _LINE_S = 5.0
 """In a pipe a bar is a line no more often than this."""
 _MAX_BARS = 20
+_MAX_OF_CELL = 100
+"""A cell shows no more bars than this, those that have ended among them."""
 _MAX_TEXT = 40
 _WIDTH = 24
 
@@ -45,19 +53,37 @@ class Bar(msgspec.Struct):
 
     def line(self, width: int = _WIDTH) -> str:
         """Return the bar as text."""
+        if self.total <= 0:
+            return f"{self._title}{self._pace}"
+        full = int(self._part * width)
+        bar = f"|{'#' * full}{'.' * (width - full)}|"
+        return f"{self._title}{self._part:4.0%} {bar} {self._pace}"
+
+    def as_html(self) -> str:
+        """Return the bar as HTML; one of unknown length moves until it is closed."""
+        title, pace = html.escape(self._title), html.escape(self._pace)
+        value = f" value='{self._part:.4f}'" if self.total > 0 else ""
+        bar = f"<progress{value}></progress> " if value or not self.closed else ""
+        return f"<div><code>{title}{bar}{pace}</code></div>"
+
+    @property
+    def _title(self) -> str:
         text = printable(self.text[:_MAX_TEXT])
-        head = f"{text}: " if text else ""
+        return f"{text}: " if text else ""
+
+    @property
+    def _part(self) -> float:
+        return min(1.0, max(0.0, self.done / self.total))
+
+    @property
+    def _pace(self) -> str:
         unit = printable(self.unit[:_MAX_TEXT])
         pace = f"{self.done / self.took_s:.3g} {unit}/s" if self.took_s > 0 else f"? {unit}/s"
         if self.total <= 0:
-            return f"{head}{self.done:g} {unit} [{self.took_s:.0f} s, {pace}]"
-        part = min(1.0, max(0.0, self.done / self.total))
-        full = int(part * width)
+            return f"{self.done:g} {unit} [{self.took_s:.0f} s, {pace}]"
         left = (self.total - self.done) * self.took_s / self.done if self.done > 0 else 0.0
-        return (
-            f"{head}{part:4.0%} |{'#' * full}{'.' * (width - full)}| {self.done:g}/{self.total:g} "
-            f"[{self.took_s:.0f} s < {max(0.0, left):.0f} s, {pace}]"
-        )
+        times = f"{self.took_s:.0f} s < {max(0.0, left):.0f} s"
+        return f"{self.done:g}/{self.total:g} [{times}, {pace}]"
 
 
 def report(bar: Bar) -> str:
@@ -85,8 +111,8 @@ class Bars:
         self._drawn_s = 0.0
         self._is_drawn = False
 
-    def update(self, key: Hashable, bar: Bar) -> None:
-        """Show a bar as it is now (any thread)."""
+    def update(self, key: Hashable, bar: Bar, cell: str = "") -> None:
+        """Show a bar as it is now (any thread), whichever notebook's ``cell`` it is of."""
         with self._lock, contextlib.suppress(OSError, ValueError, AttributeError):
             terminal = sys.stderr.isatty()
             if bar.closed:
@@ -143,7 +169,62 @@ class Bars:
         sys.stderr.flush()
 
 
-@functools.cache
-def shown_bars() -> Bars:
+class NotebookBars:
+    """All bars that are shown in this process's notebook, each as a widget below its cell."""
+
+    def __init__(self, notebook: NotebookOutput) -> None:
+        self._notebook = notebook
+        self._lock = threading.Lock()
+        self._open: dict[Hashable, _Shown] = {}
+        self._counts: Counter[str] = Counter()
+        """How many bars were begun in each cell."""
+
+    def update(self, key: Hashable, bar: Bar, cell: str = "") -> None:
+        """Show a bar as it is now (any thread), below its cell or else the one that runs."""
+        with self._lock:
+            shown, now_s = self._open.get(key) or self._begin(bar, cell), time.monotonic()
+            if shown is None or (not bar.closed and now_s - shown.drawn_s < _DRAW_S):
+                return
+            if bar.closed:
+                self._open.pop(key, None)
+            else:
+                self._open[key] = shown
+            is_gone = bar.closed and not bar.leave
+            data = ("", "") if is_gone else (bar.as_html(), bar.line())
+            self._notebook.show(shown.cell, shown.display, *data, again=shown.drawn_s > 0)
+            shown.drawn_s = now_s
+
+    def _begin(self, bar: Bar, cell: str) -> _Shown | None:
+        """Return a place for a new bar; None if it need not be shown, or there are too many."""
+        if bar.closed and not (bar.leave and bar.done):
+            return None
+        cell = cell or self._notebook.cell()
+        if len(self._open) >= _MAX_BARS or self._counts[cell] >= _MAX_OF_CELL:
+            return None
+        if len(self._counts) > _MAX_OF_CELL:
+            self._counts.clear()
+        self._counts[cell] += 1
+        return _Shown(cell)
+
+    def hidden(self) -> contextlib.AbstractContextManager[None]:
+        """Return an empty context: what others print is in no bar's way."""
+        return contextlib.nullcontext()
+
+
+class _Shown:
+    """A bar in a notebook: its cell, the id of what is shown there, and when that was drawn."""
+
+    def __init__(self, cell: str) -> None:
+        self.cell = cell
+        self.display = uuid.uuid4().hex
+        self.drawn_s = 0.0
+
+
+def shown_bars() -> Bars | NotebookBars:
     """Return the bars of this process."""
-    return Bars()
+    return _bars_of(notebook_output())
+
+
+@functools.lru_cache(maxsize=1)
+def _bars_of(notebook: NotebookOutput | None) -> Bars | NotebookBars:
+    return Bars() if notebook is None else NotebookBars(notebook)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import math
 import time
 from typing import TYPE_CHECKING
 
 from stoker.exceptions import StokerError
 from stoker.runtime.objects.table import describe_wait
+from stoker.runtime.process.cells import CELLS
 from stoker.runtime.process.stderr import write_soon
 from stoker.runtime.tasks.task_spec import PendingTask, Phase, unready_argument
 from stoker_wire.messages.control import Explanation, Fit
@@ -40,16 +42,24 @@ _MAX_ANSWERS = 100
 _MAX_NAMES = 3
 _MAX_ENTRIES = 10_000
 """The number of objects of one wait that are looked at."""
+COUNTED = contextvars.ContextVar("COUNTED", default=False)
+"""Whether whoever waits shows already how many of the objects are there."""
 
 
-class _Wait:
-    """One wait: the function that waits, its objects, its beginning."""
+class Wait:
+    """One wait: the function that waits, its objects, its beginning; of a thread how many it waits for."""
 
-    __slots__ = ("began_s", "due_s", "entries", "what")
+    __slots__ = ("began_s", "cell", "due_s", "entries", "is_counted", "total", "waiter", "what")
 
-    def __init__(self, what: str, entries: Sequence[Entry], due_s: float) -> None:
+    def __init__(
+        self, what: str, entries: Sequence[Entry], due_s: float, waiter: ThreadWaiter | None = None
+    ) -> None:
         self.what = what
         self.entries = entries
+        self.waiter = waiter
+        self.total = waiter.missing if waiter is not None else 0
+        self.cell = CELLS.now()
+        self.is_counted = COUNTED.get()
         self.began_s = time.monotonic()
         self.due_s = self.began_s + due_s
 
@@ -59,7 +69,7 @@ class DriverWaits:
 
     def __init__(self, notice_s: float) -> None:
         self.notice_s = notice_s
-        self.current: dict[_Wait, None] = {}
+        self.current: dict[Wait, None] = {}
         self.ask: Callable[[Sequence[Entry]], str] | None = None
         """Has the scheduler explain why objects are not there."""
 
@@ -67,7 +77,7 @@ class DriverWaits:
         self, waiter: ThreadWaiter, timeout_s: float | None, what: str, entries: Sequence[Entry]
     ) -> bool:
         """Wait for objects; False if the time passed."""
-        wait = _Wait(what, entries, self.notice_s)
+        wait = Wait(what, entries, self.notice_s, waiter)
         self.current[wait] = None
         try:
             return waiter.wait(timeout_s)
@@ -81,7 +91,7 @@ class DriverWaits:
         self, future: asyncio.Future[None], what: str, entries: Sequence[Entry]
     ) -> None:
         """Wait for objects in a coroutine of a user's loop."""
-        wait = _Wait(what, entries, self.notice_s)
+        wait = Wait(what, entries, self.notice_s)
         self.current[wait] = None
         try:
             await future
@@ -99,7 +109,7 @@ class DriverWaits:
         return contextlib.nullcontext()
 
 
-def _explain_interrupt(wait: _Wait, stop: BaseException) -> None:
+def _explain_interrupt(wait: Wait, stop: BaseException) -> None:
     """Add to the exception that ends a wait what it waited for."""
     missing = [e for e in wait.entries if e.location is None]
     if missing:
@@ -165,7 +175,7 @@ class WaitNotices:
             self._answers[key] = (now_s, text)
         return f"why: {text}\nmore: stoker explain {self._subject(tasks)}"
 
-    def _check(self, wait: _Wait, waited_s: float) -> None:
+    def _check(self, wait: Wait, waited_s: float) -> None:
         for key, tasks in self._group_by_cause(wait.entries[:_MAX_ENTRIES]).items():
             if key not in self._noticed:
                 self._noticed.add(key)

@@ -13,7 +13,7 @@ import os
 import select
 import time
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 from urllib.parse import quote, urlencode, urlsplit
 
 from stoker_wire.errors import (
@@ -70,6 +70,13 @@ _CHUNK_NBYTES = 256 * 1024
 _PAGE = 1000
 _CANNOT_REACH = "cannot reach the cluster"
 _SLACK_S = 2.0  # the server's answer "too late" says why, so it gets a little longer than we wait
+
+
+class Content(NamedTuple):
+    """A reply as it came."""
+
+    data: bytes
+    media_type: str
 
 
 class HttpClient:
@@ -133,7 +140,7 @@ class HttpClient:
         timeout_s: float | None = None,
         on_sent: Callable[[int], object] | None = None,
     ) -> Any:
-        """Send one request and return its reply, decoded as ``reply``.
+        """Send one request and return its reply, decoded as ``reply`` (:class:`Content`: as it is).
 
         ``body`` is a message, sent as JSON, or bytes, sent as they are; ``on_sent`` is called with the
         number of bytes sent so far (from 0 again at another attempt). Failed connections and
@@ -271,6 +278,8 @@ class HttpClient:
             if reply is None:
                 return None
             content_type = response.getheader("Content-Type", "")
+            if reply is Content:
+                return Content(content, content_type.partition(";")[0].strip())
             return self._replies.decode(content, content_type, reply, method=method, url=url)
 
     def _check(self, response: HTTPResponse, method: str, path: str) -> None:

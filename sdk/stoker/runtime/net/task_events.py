@@ -2,15 +2,17 @@
 
 A worker records the attempts that it ran, the owner those that never ran. Rows go to a file in the
 spool folder of this process's node, from where the nodelet takes them, so that nothing is lost
-with this process; a driver without a nodelet posts them to the gcs itself.
+with this process; a driver without a nodelet posts them to the gcs itself. Reports of training go with them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import StokerError
+from stoker.runtime.process.training_reports import REPORTS
 from stoker_wire.data.spool import (
     MAX_UNWRITTEN_BYTES,
     SpoolWriter,
@@ -20,9 +22,12 @@ from stoker_wire.data.spool import (
     rows_in_frames,
     spool_folder,
 )
+from stoker_wire.data.training import report_frames
 from stoker_wire.messages.data import Inline, Stored
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from stoker.runtime.net.clients import ClusterClients
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from stoker_wire.messages.work import TaskRecord
 
 _FLUSH_EVERY_S = 0.2
+_REPORT_EVERY_S = 1.0
 _SEND_S = 30.0
 
 
@@ -56,6 +62,7 @@ class TaskEvents:
         self._enabled = enabled
         self._rows: list[TaskRow] = []
         self._write_scheduled = False
+        self._reported_at_s = 0.0
         self._wake = asyncio.Event()
         node = identity.node
         folder = None
@@ -72,12 +79,17 @@ class TaskEvents:
         """The number of records lost: 0, unless a disk was full or the gcs away for very long."""
         return self._sink.dropped
 
+    def tick(self) -> None:
+        """Write the reports of training that have come, if it is a while since that was done."""
+        if REPORTS and time.monotonic() - self._reported_at_s > _REPORT_EVERY_S:
+            self.write_reports()
+
     def add(self, record: TaskRecord) -> None:
         """Add a record, to be written at the end of this turn of the loop."""
         self.add_row(row_of(record))
         if not self._write_scheduled:
             self._write_scheduled = True
-            self._io.loop.call_soon(self.write)
+            self._io.loop.call_soon(self.write_rows)
 
     def add_row(self, row: TaskRow) -> None:
         """Add a row; call :meth:`write` before others may act on what it records."""
@@ -85,11 +97,24 @@ class TaskEvents:
             self._rows.append(row)
 
     def write(self) -> None:
-        """Write the added rows: the end of this process does not lose them any more."""
+        """Write all that was added: the end of this process does not lose it any more."""
+        self.write_rows()
+        self.write_reports()
+
+    def write_rows(self) -> None:
+        """Write the added rows."""
         self._write_scheduled = False
         if self._rows:
             rows, self._rows = self._rows, []
             self._sink.write(rows)
+            if self._sink.waits:
+                self._wake.set()
+
+    def write_reports(self) -> None:
+        """Write the reports of training, if there is room for them."""
+        if REPORTS and not self._sink.is_full:
+            self._reported_at_s = time.monotonic()
+            self._sink.write(REPORTS.take(), report_frames)
             if self._sink.waits:
                 self._wake.set()
 
@@ -139,12 +164,18 @@ class _GcsSink:
     def waits(self) -> bool:
         return bool(self._waiting)
 
-    def write(self, rows: list[TaskRow]) -> None:
-        if len(self._waiting) > MAX_UNWRITTEN_BYTES:
+    @property
+    def is_full(self) -> bool:
+        return len(self._waiting) > MAX_UNWRITTEN_BYTES
+
+    def write(
+        self, rows: Sequence[Any], pack: Callable[[Sequence[Any], int], bytes] = frames_of
+    ) -> None:
+        if self.is_full:
             self.dropped += len(rows)
             self._dropped_unreported += len(rows)
         else:
-            self._waiting += frames_of(rows, self._dropped_unreported)
+            self._waiting += pack(rows, self._dropped_unreported)
             self._dropped_unreported = 0
 
     async def post(self) -> None:

@@ -3,7 +3,8 @@
 The owner keeps an object while it is lent: until ``ReleaseBorrow``, or a moment after the borrower's channel
 ended. A process that holds a ref for another (a caller for its call, a worker for what it returned)
 releases it only when the owner knows of the new borrower: because it has acknowledged the borrow, or
-because the release travels behind the ``Borrow``, on the same channel.
+because the release travels behind the ``Borrow``, on the same channel. A borrow whose channel closes before
+that is not acknowledged until it is announced anew: the owner may never have got it.
 """
 
 from __future__ import annotations
@@ -183,6 +184,10 @@ class Borrowing:
         if future is not None and not future.done():
             future.set_result(None)
 
+    def _acknowledge_all(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._acknowledge(number)
+
     def flush(self) -> None:
         """Announce the refs borrowed since, and ask owners for the locations that user threads wait for."""
         if self._to_resolve:
@@ -216,11 +221,12 @@ class Borrowing:
             channel.post(Resolve(to_ask))
         return future
 
-    def _open_and_announce(self, owner: Address, entries: list[Entry]) -> None:
+    def _open_and_announce(self, owner: Address, entries: list[Entry]) -> asyncio.Task[None]:
         work = self._announce_to(owner, entries)
         task = self._io.background.spawn(work, name="borrow")
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
+        return task
 
     async def _announce_to(self, owner: Address, entries: list[Entry]) -> None:
         why = "its channel closes as soon as it is open"
@@ -310,15 +316,18 @@ class Borrowing:
 
     def on_channel_closed(self, channel: Channel) -> None:
         """Handle the end of a channel: its peer ended, or cannot be reached for the moment."""
-        for number, (announced_on, _) in list(self.unacknowledged.items()):
-            if announced_on is channel:
-                self._acknowledge(number)  # nobody is left to answer
         if channel in self.borrows.lent_by_channel:
             self._io.loop.call_later(GRACE_S, self._drop_borrower, channel)
         with self._objects.lock:
             entries = self.borrows.drop_lender(channel)
-        for owner, group in _by_owner(entries):
-            self._open_and_announce(owner, group)
+        opening = [self._open_and_announce(*group) for group in _by_owner(entries)]
+        unanswered = [n for n, (at, _) in self.unacknowledged.items() if at is channel]
+        if not opening:
+            self._acknowledge_all(unanswered)  # nothing of them is held any more
+        elif unanswered:
+            # The owner may not have got them: it knows of them once it knows of the new ones.
+            again = asyncio.gather(*opening, return_exceptions=True)
+            again.add_done_callback(lambda _: self._acknowledge_all(unanswered))
 
     def _fail_owner_died(self, entry: Entry, why: str) -> None:
         owner = entry.owner

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from stoker.runtime.process.current_runtime import CurrentRuntime
+from stoker.runtime.process.notebook import html_table
 from stoker_wire.ids import task_of
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Failed, Ref
@@ -111,6 +112,9 @@ class ObjectRef(Generic[T_co]):
 
     def __repr__(self) -> str:
         return f"ObjectRef({self._entry.object_id})"
+
+    def _repr_html_(self) -> str:
+        return html_table("ObjectRef", {"id": self.id, "task": self.task_id})
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ObjectRef) and other._entry.object_id == self._entry.object_id

@@ -351,12 +351,16 @@ class ObjectStore:
         return await asyncio.get_running_loop().run_in_executor(None, self.load, entry)
 
     def load(
-        self, entry: Entry, timeout_s: float | None = None, others: Sequence[Entry] = ()
+        self,
+        entry: Entry,
+        timeout_s: float | None = None,
+        others: Sequence[Entry] = (),
+        plain: bool = False,
     ) -> Any:
         """Return the value of a settled entry, or raise its error. Not on the loop thread.
 
-        ``timeout_s`` bounds how long a value of another machine, or one that was lost and is made again,
-        may take to come. ``others`` are those that are loaded next: lost ones are recovered together.
+        ``timeout_s`` bounds how long one of another machine, or one that is made again, may take to come.
+        ``others`` are loaded next: lost ones are recovered together. ``plain``: see ``ValueStore``.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         undecided = ""
@@ -366,9 +370,9 @@ class ObjectStore:
             if type(location) is not Stored:
                 if type(location) is Failed:
                     self.unseen.mark_seen(location)
-                return self.values.load(location, entry.object_id)
+                return self.values.load(location, entry.object_id, None, plain)
             try:
-                return self.values.load(location, entry.object_id, timeout_s)
+                return self.values.load(location, entry.object_id, timeout_s, plain)
             except ObjectLostError as error:
                 if attempt == _LOADS - 1 and undecided:
                     raise type(error)(f"{error.message}\n{undecided}") from None

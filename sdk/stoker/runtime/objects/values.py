@@ -13,11 +13,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stoker.exceptions import ObjectLostError, StokerError
 from stoker.runtime.objects.refs import wire_ref
 from stoker.runtime.objects.remote_reader import RemoteReader
 from stoker.runtime.serialization.exceptions import decode_error
-from stoker.runtime.serialization.pickling import Packed, unpack
+from stoker.runtime.serialization.pickling import Packed, unpack, unpack_plain
 from stoker_wire.arena import ObjectHead
 from stoker_wire.arena.extents import capacity_for
 from stoker_wire.errors import ArenaFullError, DeadlineExceededError, UnavailableError
@@ -230,12 +232,24 @@ class ValueStore:
         client = self._clients.client_of(url)
         await client.call("POST", "/v1/arena/room", room, timeout_s=_ROOM_S)
 
-    def load(self, location: Location, object_id: str, timeout_s: float | None = None) -> Any:
-        """Return the value at a location, or raise its error. Not on the loop thread."""
+    def load(
+        self,
+        location: Location,
+        object_id: str,
+        timeout_s: float | None = None,
+        plain: bool = False,
+    ) -> Any:
+        """Return the value at a location, or raise its error. Not on the loop thread.
+
+        ``plain``: it is of plain types, else SerializationError; neither it nor an error runs any code.
+        """
         if isinstance(location, Failed):
+            if plain:
+                location = msgspec.structs.replace(location, pickled=None, refs=())
             raise decode_error(location)
         data, buffers = self.bytes_of(location, object_id, timeout_s)
-        return unpack(data, buffers, what=f"the value of {object_id}")
+        read = unpack_plain if plain else unpack
+        return read(data, buffers, what=f"the value of {object_id}")
 
     def bytes_of(
         self, location: Location, object_id: str, timeout_s: float | None = None

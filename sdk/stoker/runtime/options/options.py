@@ -157,10 +157,11 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     runtime_env: Annotated[
         Any,
         Option(
-            "What the worker has besides its Python: `env_vars`, `working_dir`, `py_modules`, `pip`, "
-            "`preload`, `kernels`. The caller uploads folders once per content. What is not named is as "
-            "in the task or actor that starts it, in a driver as in the job: variables are merged by "
-            "name, `py_modules` and `kernels` are added. Variables that a lease or the node sets "
+            "What the worker has besides its Python: `env_vars`, `working_dir`, `py_modules`, `excludes`, "
+            "`pip`, `uv` or `conda`, `setup`, `worker_process_setup`, `preload`, `kernels`, `image_uri`: see "
+            "[environments](environments.md). The caller uploads folders once per content. What is not "
+            "named is as in the task or actor that starts it, in a driver as in the job: variables are "
+            "merged by name, `py_modules` and `kernels` are added. Variables that a lease or the node sets "
             "(`CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER`, `STOKER_*`) are refused.",
             by="caller, gcs, nodelet",
             default="that of the caller",

@@ -115,7 +115,7 @@ def strategy_of(value: Any) -> Strategy:
         return Strategy(node_id=value.node_id, soft=value.soft)
     if isinstance(value, PlacementGroupSchedulingStrategy):
         return Strategy(
-            group_id=value.placement_group.id,
+            group_id=str(value.placement_group.id),
             bundle=value.placement_group_bundle_index,
             capture_child_tasks=value.placement_group_capture_child_tasks,
         )

@@ -16,6 +16,10 @@ class TaskInfo(NamedTuple):
     name: str
     attempt: int
     actor_id: str = ""
+    cell: str = ""
+    """The notebook's cell that its call is of."""
+    trace: str = ""
+    """The trace context that its call carries, '' for none."""
 
 
 current_task: ContextVar[TaskInfo | None] = ContextVar("stoker_task", default=None)

@@ -30,6 +30,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 _START_S = 20.0
 _JOIN_S = 5.0
+_LAST_TURNS = 8
+"""Turns that the loop has left to end what was cancelled."""
 
 
 class _Selector(selectors.DefaultSelector):
@@ -118,12 +120,24 @@ class IoThread:
 
     def stop(self) -> None:
         """End the thread and close its loop."""
-        # Not in this turn: connections that were closed in it are let go in the next one.
-        self.loop.call_soon_threadsafe(self.loop.call_soon, self.loop.stop)
+        self.loop.call_soon_threadsafe(self._end)
         if self._thread is not None:
             self._thread.join(_JOIN_S)
         if not self.loop.is_running():
             self.loop.close()
+
+    def _end(self) -> None:
+        """Cancel what others have left on the loop, as ``asyncio.run`` does, and stop it."""
+        for task in asyncio.all_tasks():
+            task.cancel()
+        self._stop_after(_LAST_TURNS)
+
+    def _stop_after(self, turns: int) -> None:
+        """Stop the loop some turns later: what was cancelled has connections to close, each in its turn."""
+        if turns:
+            self.loop.call_soon(self._stop_after, turns - 1)
+        else:
+            self.loop.stop()
 
     def is_current(self) -> bool:
         """Return whether the caller is this thread, or has taken its place: it must not block."""
@@ -225,7 +239,10 @@ class IoThread:
         """Wake the loop thread to take what other threads left (one wake-up per batch)."""
         if not self._wake_scheduled:
             self._wake_scheduled = True
-            self.loop.call_soon_threadsafe(self.flush)
+            if threading.current_thread() is self._thread:  # awake: no byte need be sent
+                self.loop.call_soon(self.flush)
+            else:
+                self.loop.call_soon_threadsafe(self.flush)
 
     def flush_now(self) -> None:
         """Do on the calling thread what :meth:`wake` has the loop thread do, if the loop sleeps."""

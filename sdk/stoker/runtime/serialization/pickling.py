@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, bytearray})
 _BYTES = frozenset({bytes, bytearray})
+_PLAIN_CLASSES = {("builtins", "bytes"): bytes, ("builtins", "bytearray"): bytearray}
 OUT_OF_BAND_MIN_NBYTES = 1 << 16
 """Bytes of this size and more go outside the stream."""
 _REUSE_MAX_NBYTES = 1 << 16
@@ -243,6 +244,27 @@ def unpack(data: bytes, buffers: list[Any] | tuple[Any, ...], *, what: str) -> A
             "{'working_dir': ...} or 'py_modules'), and its __reduce__ and __setstate__ must accept "
             "what was pickled"
         ) from error
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """An unpickler that makes numbers, texts, bytes and containers of them, and imports nothing."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _PLAIN_CLASSES:
+            return _PLAIN_CLASSES[module, name]
+        raise SerializationError(f"it holds a {module}.{name}, which is made of code")
+
+
+def unpack_plain(data: bytes, buffers: Sequence[Any], *, what: str) -> Any:
+    """Read a value of plain types that another process packed, whoever that is: it runs no code of it.
+
+    SerializationError, which ``what`` begins, for any other.
+    """
+    try:
+        return _PlainUnpickler(io.BytesIO(data), buffers=buffers).load()
+    except Exception as error:
+        reason = error.message if isinstance(error, SerializationError) else f"{error!r}"
+        raise SerializationError(f"{what} is not of plain types\n{reason}") from None
 
 
 def _can_be_unpickled(data: bytes, buffers: Sequence[Any]) -> bool:

@@ -102,6 +102,8 @@ class Leases:
         self._numbers = itertools.count(1)
         self._polling = False
         self._lost_at_s = 0.0
+        self._epoch = 0
+        """That of the leader that answered the last poll."""
         self._closing = False
         self._reporting_idle = False
         self._reported_idle: tuple[str, ...] = ()
@@ -233,6 +235,10 @@ class Leases:
             LeaseUpdates,
             timeout_s=wait_s + _ANSWER_S,
         )
+        if self._epoch not in (0, orders.epoch):
+            # A leader that did not know of its end may have answered the polls, and taken releases with it.
+            self._list_on()
+        self._epoch = orders.epoch
         self._apply_updates(orders)
 
     def _idle(self, for_s: float) -> tuple[str, ...]:

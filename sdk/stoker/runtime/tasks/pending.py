@@ -93,6 +93,9 @@ class PendingCalls:
         """Settle a call's results and forget it."""
         settle = self._objects.settle
         locations = result.returns
+        if task.trace:
+            failure = locations[-1] if locations else None
+            self.status.settled(task, failure if isinstance(failure, Failed) else None)
         if self._again and task.task_id in self._again:
             self._end_again(task, locations)
             return
@@ -122,6 +125,8 @@ class PendingCalls:
             return
         if report:
             self.status.ended(task, failed)
+        if task.trace:
+            self.status.settled(task, failed)
         if self._again and task.task_id in self._again:
             self._end_again(task, (failed,))
             return

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import TaskCancelledError
 from stoker.runtime.net.task_events import nbytes_of
+from stoker.runtime.process.tracing.context import TRACES
 from stoker.runtime.serialization.exceptions import error_info
 from stoker.runtime.tasks.task_spec import PendingTask, Phase
 from stoker_wire.messages.work import TaskRecord, TaskState
@@ -72,12 +73,30 @@ class TaskStatus:
         )
         self._events.add(record)
 
+    def settled(self, task: PendingTask, failed: Failed | None) -> None:
+        """Export the span of a call that has a trace context, and is settled."""
+        if TRACES.tracer is not None:
+            TRACES.tracer.called(
+                task.trace,
+                task.task_id,
+                task.spec.name,
+                task.submitted_at_s,
+                self._job.job_id,
+                task.spec.actor_id,
+                failed,
+            )
+
     def record(self, task: PendingTask, state: TaskState, **facts: Any) -> TaskRecord:
         """Return the history's record of a task."""
         facts.setdefault("attempt", task.attempt)
         if task.channel is not None:
             peer = task.channel.peer
             facts.update(node_id=peer.node_id, worker_id=peer.peer_id)
+            if not task.spec.actor_id:
+                demand = task.spec.demand
+                facts["cpus"] = demand.resources.get("CPU", 0.0)
+                facts["gpus"] = demand.resources.get("GPU", 0.0)
+                facts["group_id"] = demand.strategy.group_id
         return TaskRecord(
             task_id=task.task_id,
             state=state,

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import OutOfMemoryError, PreemptedError, StokerError, UnavailableError
 from stoker.runtime.objects.refs import ObjectRef
+from stoker.runtime.process.cells import CELLS
 from stoker.runtime.process.current_task import current_task_id
+from stoker.runtime.process.tracing.context import TRACES
 from stoker.runtime.serialization.exceptions import encode_error
 from stoker.runtime.tasks.dispatch import ClassQueue
 from stoker.runtime.tasks.inbox import TaskInbox
@@ -91,6 +93,8 @@ class TaskSubmitter:
 
         Raises only for arguments that do not pickle.
         """
+        if CELLS.of_caller is not None:
+            spec = spec.in_cell(CELLS.of_caller())
         task_id = self._ids()
         values, address = self._objects.values, self._address
         location, deps, nested = pack_arguments(values, address, task_id, spec, args, kwargs)
@@ -102,6 +106,8 @@ class TaskSubmitter:
                 return cached
         parent_task_id, fairness_key = current_task_id(), self._submitted.fairness_key(spec)
         task = PendingTask(task_id, spec, location, deps, nested, parent_task_id, fairness_key)
+        if TRACES.of_caller is not None:
+            task.trace = TRACES.of_caller()
         result = self._pending.add(task)
         if key is not None and isinstance(result, ObjectRef):
             self.cache.put(key, result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import time
 from collections.abc import Hashable, Iterable, Sequence
@@ -15,6 +16,7 @@ from stoker.runtime.objects.refs import ObjectRef, wire_ref
 from stoker.runtime.objects.table import Entry
 from stoker.runtime.serialization.pickling import OUT_OF_BAND_MIN_NBYTES, LargeBytes, pack
 from stoker.runtime.tasks.dispatch import ClassQueue, Slot
+from stoker.runtime.tasks.functions import TEMPLATE_NUMBERS
 from stoker.runtime.tasks.streams import ItemSink
 from stoker_wire.data.channel import Channel
 from stoker_wire.ids import return_id
@@ -45,6 +47,7 @@ MAX_LEASES = 1 << 30
 TEMPLATES = 1000
 """How many templates a caller assumes to be known at the far end, which keeps as many: the last ones."""
 
+_CELLS = 100
 _SMOOTHING = 0.2
 MAX_BACKOFF_S = 300.0
 """The longest pause before a retry, unless ``retry_delay`` itself is longer."""
@@ -130,6 +133,21 @@ class FunctionSpec:
         self.storing_error = ""
         """Why the gcs does not take the function, while it does not."""
         self.awaiting_registration: list[PendingTask] = []
+        self._in_cells: dict[str, FunctionSpec] = {}
+        self._in_last_cell: FunctionSpec | None = None
+
+    def in_cell(self, cell: str) -> FunctionSpec:
+        """Return this function for calls of a notebook's cell, as the last cell left it."""
+        spec = self._in_cells.get(cell)
+        if spec is None and cell:
+            spec = self._in_last_cell = copy.copy(self._in_last_cell or self)
+            number = next(TEMPLATE_NUMBERS)
+            spec.template = msgspec.structs.replace(self.template, number=number, cell=cell)
+            spec.awaiting_registration, spec._in_cells, spec._in_last_cell = [], {}, None
+            while len(self._in_cells) >= _CELLS:
+                self._in_cells.pop(next(iter(self._in_cells)), None)
+            self._in_cells[cell] = spec
+        return spec or self
 
     def take_share(self, share: Share) -> None:
         """Have leases that only the functions of the same share use (before the first call)."""
@@ -168,6 +186,8 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
     isolate: bool = False
     """Whether it was among several calls at a worker that died, and may have ended it."""
     waiting_deps: int = 0
+    trace: str = ""
+    """The trace context that it carries."""
 
     def __post_init__(self) -> None:
         options = self.spec.options
@@ -287,6 +307,7 @@ def wire_call(task: PendingTask, address: Address) -> Call:
         task.attempt,
         task.submitted_at_s,
         task.parent_task_id,
+        task.trace,
     )
 
 

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import BadRequestError, ObjectLostError, SerializationError, StokerError
 from stoker.runtime.actors.info import RESTORE, SAVE, TERMINATE, ActorPayload, is_async
+from stoker.runtime.process.cells import CELLS
+from stoker.runtime.process.tracing.context import RECORDED, TRACES
 from stoker.runtime.serialization.exceptions import decode_error, encode_exception, error_info
 from stoker.runtime.worker.actor_exit import (
     ActorExit,
@@ -29,9 +31,9 @@ from stoker.runtime.worker.actor_exit import (
     self_exit_reason,
     system_exit_reason,
 )
+from stoker.runtime.worker.actor_state.saved_state import SavedState
+from stoker.runtime.worker.actor_state.state_saver import StateSaver
 from stoker.runtime.worker.event_loops import ConcurrencyGroupLoop, run_loop, start_thread
-from stoker.runtime.worker.saved_state import SavedState
-from stoker.runtime.worker.state_saver import StateSaver
 from stoker_wire.data.frames import FrameCodec
 from stoker_wire.errors import FencedError
 from stoker_wire.messages.common import ErrorInfo
@@ -146,6 +148,9 @@ class ActorHost:
         (run,) = FrameCodec().decode(self._payload.frame)
         assert isinstance(run, Run)
         call, template = run.calls[0], run.templates[0]
+        CELLS.enter_actor(template.cell)
+        if call.trace:
+            TRACES.enter_process(call.trace.lstrip(RECORDED))
         cls = self.invoker.load_function(template.function, self._payload.blob)
         args, kwargs = self.invoker.load_arguments(call)
         return cls, args, kwargs  # type: ignore[return-value]

@@ -72,6 +72,10 @@ class CallTable:
         """How many items of each streaming call its caller has taken."""
         self.credit_changed = threading.Condition()
 
+    def get(self, task_id: str) -> ReceivedCall | None:
+        """Return a call, whether it runs."""
+        return self.queued.get(task_id) or self.running.get(task_id)
+
     def take(self, received: ReceivedCall) -> bool:
         """Move a call from ``queued`` to ``running``; return False if it is not there any more.
 

@@ -125,7 +125,7 @@ class Cancellation:
     def on_cancel(self, message: Cancel) -> None:
         """Stop the call that a caller cancels, and with ``recursive`` its children."""
         task_id = message.task_id
-        received = self._calls.queued.get(task_id) or self._calls.running.get(task_id)
+        received = self._calls.get(task_id)
         if received is None:
             return
         error = TaskCancelledError(f"task {received.template.name} ({task_id}) was cancelled")

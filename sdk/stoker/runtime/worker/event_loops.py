@@ -20,9 +20,9 @@ from stoker_wire.process.event_loop import new_loop
 if TYPE_CHECKING:
     from stoker.runtime.net.direct_reader import DirectReader
     from stoker.runtime.worker.actor_exit import ActorExit
+    from stoker.runtime.worker.actor_state.state_saver import StateSaver
     from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
     from stoker.runtime.worker.invoke import Invoker
-    from stoker.runtime.worker.state_saver import StateSaver
 
 
 _START_S = 30.0

@@ -15,10 +15,14 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from stoker.exceptions import StokerError, TaskCancelledError
 from stoker.runtime.net.task_events import nbytes_of
 from stoker.runtime.objects.borrowing import GRACE_S
 from stoker.runtime.process.stops import STOPS
+from stoker.runtime.process.tracing.context import TRACES
+from stoker.runtime.process.tracing.spans import SPANS
 from stoker.runtime.serialization.exceptions import error_info
 from stoker.runtime.tasks.task_spec import TEMPLATES
 from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
@@ -53,10 +57,12 @@ if TYPE_CHECKING:
     from stoker.runtime.objects.store import ObjectStore
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
+    from stoker.runtime.process.profiles.slow_tasks import SlowTasks
+    from stoker.runtime.process.tracing.context import Tracer
     from stoker.runtime.tasks.pending import PendingCalls
     from stoker.runtime.worker.actor_exit import ActorExit
+    from stoker.runtime.worker.actor_state.state_saver import StateSaver
     from stoker.runtime.worker.blocking import WorkerWaits
-    from stoker.runtime.worker.state_saver import StateSaver
     from stoker_wire.data.channel import Channel
     from stoker_wire.messages.cluster import ActorSpec, Lease
     from stoker_wire.messages.common import Address, RuntimeEnv
@@ -102,6 +108,8 @@ class CallExecutor:
         self.calls = calls
         self.reader = reader
         self.actor: _Actor | None = None
+        self.slow_tasks: SlowTasks | None = None
+        """The watch over calls that run long, if it is asked for."""
         self.pinned: dict[str, tuple[Channel, Any]] = {}
         """Refs inside results, held until their callers have borrowed them."""
         self._identity = identity
@@ -215,6 +223,8 @@ class CallExecutor:
     def report(self, outcome: Outcome) -> None:
         """Send the outcome of a call (any thread), together with those that come in the same moment."""
         flush_output()
+        if self.slow_tasks is not None:
+            self.slow_tasks.ended(outcome.received, outcome.ended_at_s)
         self._outcomes.append(outcome)
         alone = not self.calls.queued and len(self.calls.running) == 1
         if not alone or not self._io.visit(self._flush):
@@ -232,6 +242,11 @@ class CallExecutor:
             self._io.loop.call_soon_threadsafe(self._flush)
 
     # -- the loop thread -------------------------------------------------------------------------
+
+    def has_call(self, channel: Channel, task_id: str) -> bool:
+        """Return whether a call that came by ``channel`` is here and has not ended."""
+        received = self.calls.get(task_id)
+        return received is not None and received.channel is channel
 
     def on_message(self, channel: Channel, message: DataMessage) -> None:
         """Handle a message of a caller."""
@@ -396,6 +411,8 @@ class CallExecutor:
                     outcome.ended_at_s,
                     outcome.result_nbytes,
                 )
+            if call.trace and TRACES.tracer is not None and not received.abandoned:
+                self._export(TRACES.tracer, outcome)
             results.append(result)
         # Before the caller may act on it: it may read, or end this process next.
         self._objects.values.settle()
@@ -421,6 +438,7 @@ class CallExecutor:
         if failed is not None:
             cancelled = failed.code == TaskCancelledError.code
             state = TaskState.CANCELLED if cancelled else TaskState.FAILED
+        cpus, gpus, group_id = self._job.held
         facts = TaskFacts(
             call.parent_task_id,
             call.submitted_at_s,
@@ -430,7 +448,12 @@ class CallExecutor:
             nbytes_of(call.args),
             result_nbytes,
             error_info(failed) if failed is not None else None,
+            cpus=cpus,
+            gpus=gpus,
+            group_id=group_id,
         )
+        if SPANS.by_task and ended_at_s:
+            facts = msgspec.structs.replace(facts, spans=SPANS.take(call.task_id))
         row = (
             call.task_id,
             call.attempt,
@@ -444,8 +467,26 @@ class CallExecutor:
         )
         self._events.add_row(row)
 
+    def _export(self, tracer: Tracer, outcome: Outcome) -> None:
+        """Export the span of an attempt that has ended."""
+        received, returns = outcome.received, outcome.result.returns
+        call, failed = received.call, returns[-1] if returns else None
+        tracer.ran(
+            call.trace,
+            call.task_id,
+            call.attempt,
+            received.template.name,
+            received.started_at_s or outcome.ended_at_s,
+            outcome.ended_at_s,
+            received.channel.job_id or self._job.job_id,
+            self._job.lease.actor_id if self._job.lease is not None else "",
+            failed if isinstance(failed, Failed) else None,
+        )
+
     def tick(self) -> None:
         """Record the calls that run long while they run. Called ten times a second."""
+        if self.slow_tasks is not None:
+            self.slow_tasks.tick()
         horizon = time.time() - _LONG_RUNNING_S
         for received in list(self.calls.running.values()):
             if (
@@ -455,7 +496,7 @@ class CallExecutor:
             ):
                 received.running_reported = True
                 self._record_state(received)
-        self._events.write()
+        self._events.write_rows()
 
     def on_channel_closed(self, channel: Channel) -> None:
         """Drop the calls of a lost caller that have not started: nobody waits for them."""

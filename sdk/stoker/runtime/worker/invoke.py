@@ -29,13 +29,16 @@ from stoker.exceptions import (
 )
 from stoker.runtime.objects.detached import DetachedResult
 from stoker.runtime.objects.refs import CURRENT, REF_MARK, ObjectRef, wire_ref
+from stoker.runtime.process.cells import CELLS
 from stoker.runtime.process.current_task import TaskInfo, current_task
+from stoker.runtime.process.tracing.context import TRACES
 from stoker.runtime.serialization.exceptions import decode_error, encode_error, encode_exception
 from stoker.runtime.serialization.pickling import collected_refs, pack, unpack
 from stoker.runtime.tasks.streams import AHEAD
 from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
+from stoker.runtime.worker.process_setup import ProcessSetup
 from stoker_wire.ids import return_id
-from stoker_wire.messages.data import Call, Failed, Item, Location, Ref, Result
+from stoker_wire.messages.data import Call, Failed, Item, Location, Ref, Result, Template
 
 if TYPE_CHECKING:
     from stoker.runtime.job import JobContext
@@ -84,23 +87,36 @@ class Invoker:
         self._calls = calls
         self._cancellation = cancellation
         self._send_item = send_item
+        self._process_setup = ProcessSetup()
         self._pid = os.getpid()
 
     def _actor_id(self) -> str:
         lease = self._job.lease
         return lease.actor_id if lease is not None else ""
 
+    def _task_info(self, call: Call, template: Template, actor_id: str) -> TaskInfo:
+        if template.cell:
+            CELLS.follow_tasks()
+        if call.trace:
+            TRACES.begin()
+        return TaskInfo(
+            call.task_id, template.name, call.attempt, actor_id, template.cell, call.trace
+        )
+
     def invoke(self, received: ReceivedCall, method: Callable[..., Any] | None = None) -> Outcome:
         """Run one call to its end on the calling thread. Never raises."""
         call, template = received.call, received.template
         actor_id = self._actor_id()
-        token = current_task.set(TaskInfo(call.task_id, template.name, call.attempt, actor_id))
+        info = self._task_info(call, template, actor_id)
+        token, attached = current_task.set(info), None
         received.started_at_s = time.time()
         began = time.perf_counter()
         try:
             try:
                 function = method or self.load_function(template.function, template.blob)
                 args, kwargs = self.load_arguments(call)
+                if info.trace:
+                    attached = TRACES.attach_task(info)
                 with self._cancellation.interruptible(received):
                     value = function(*args, **kwargs)
                     if inspect.iscoroutine(value):
@@ -115,7 +131,7 @@ class Invoker:
                             return self._partial_failure(received, yielded, error, began)
                         value = yielded
                     if template.dynamic:
-                        value = _refs_to(value, template.name)
+                        value = _refs_to(value, received)
                 if received.stop_error is not None and actor_id:
                     raise received.stop_error  # it saw the request, and its value is not a result
                 if template.streaming:
@@ -128,10 +144,14 @@ class Invoker:
         finally:
             if os.getpid() != self._pid:
                 os._exit(0)  # user code forked and the child returned here: it is no worker
+            if attached is not None:
+                TRACES.detach(attached)
             current_task.reset(token)
 
     def load_function(self, digest: str, blob: bytes = b"") -> Callable[..., Any]:
         """Return a function (or class) by its hash; fetch it from the gcs the first time, if need be."""
+        if hook := self._job.worker_process_setup:
+            self._process_setup.ensure(hook)
         cache = self.functions
         function = cache.get(digest)
         if function is None:
@@ -306,7 +326,8 @@ class Invoker:
         """Run one call of an async actor on its event loop. Never raises, but at its loop's end."""
         call, template = received.call, received.template
         actor_id = self._actor_id()
-        current_task.set(TaskInfo(call.task_id, template.name, call.attempt, actor_id))
+        info = self._task_info(call, template, actor_id)
+        current_task.set(info)
         received.started_at_s = time.time()
         began = time.perf_counter()
         try:
@@ -317,6 +338,8 @@ class Invoker:
                     args, kwargs = self.load_arguments(call)
                 except ObjectLostError:
                     args, kwargs = await asyncio.to_thread(self.load_arguments, call)
+            if info.trace:
+                TRACES.attach_task(info)  # in this call's context, which ends with it
             value = method(*args, **kwargs)
             if inspect.isawaitable(value):
                 value = await value
@@ -324,8 +347,8 @@ class Invoker:
                 raise received.stop_error  # it saw the request, and its value is not a result
             if template.dynamic:
                 if isinstance(value, AsyncIterator):
-                    value = [each async for each in value]
-                value = _refs_to(value, template.name)
+                    value = iter([each async for each in value])
+                value = _refs_to(value, received)
             if template.streaming:
                 if isinstance(value, AsyncIterator):
                     return await self._stream_async(received, value, began)
@@ -369,17 +392,25 @@ def _end_fork(error: BaseException) -> None:
     os._exit(1)
 
 
-def _refs_to(values: Iterable[Any], what: str) -> tuple[ObjectRef[Any], ...]:
-    """Return refs, which this process owns, to all that a generator yields; the last to its error, if any."""
+def _refs_to(values: Iterable[Any], received: ReceivedCall) -> tuple[ObjectRef[Any], ...]:
+    """Return refs, which this process owns, to all that a generator yields; the last to its error, if any.
+
+    An error for which the call is to be tried again is raised.
+    """
+    if not isinstance(values, Iterator):
+        raise TypeError(
+            f"{received.template.name} has num_returns='dynamic' but returned a "
+            f"{type(values).__name__}, not a generator"
+        )
     objects = CURRENT.get().objects
     refs: list[ObjectRef[Any]] = []
     try:
         for value in values:
             refs.append(objects.put(value))  # noqa: PERF401 (those before an error are kept)
     except Exception as error:
-        if not refs:
+        if not refs or _should_retry(received, error):
             raise
-        refs.append(objects.put_failed(encode_exception(error, task=what)))
+        refs.append(objects.put_failed(encode_exception(error, task=received.template.name)))
     return tuple(refs)
 
 

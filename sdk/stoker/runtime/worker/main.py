@@ -17,7 +17,9 @@ from aiohttp import web
 from stoker.runtime.actors.info import ActorPayload
 from stoker.runtime.current import set_runtime
 from stoker.runtime.process.identity import Identity, LocalNode
+from stoker.runtime.process.profiles.stack_signal import write_stacks_at_signal
 from stoker.runtime.process.stops import STOPS
+from stoker.runtime.process.tracing.context import is_configured
 from stoker.runtime.runtime import Runtime
 from stoker.runtime.worker.actor import ActorHost
 from stoker.runtime.worker.actor_exit import moved_reason, noticed_reason
@@ -83,6 +85,7 @@ def main(boot: WorkerBoot) -> None:
     runtime = Runtime(identity, Settings.from_env(), job_id=boot.job_id)
     set_runtime(runtime)
     mark_output(boot.mark_key)
+    write_stacks_at_signal()
     worker = _Worker(runtime)
     runtime.start(
         {
@@ -91,6 +94,8 @@ def main(boot: WorkerBoot) -> None:
             ("POST", "/v1/notice"): worker.notice,
             ("POST", "/v1/retire"): worker.retire,
             ("POST", "/v1/move"): worker.move,
+            ("POST", "/v1/stacks"): worker.read_stacks,
+            ("POST", "/v1/profile"): worker.take_profile,
         }
     )
     try:
@@ -201,6 +206,28 @@ class _Worker:
         self._executor.stop()
         return web.Response(body=msgspec.msgpack.encode(Empty()), content_type=_MSGPACK)
 
+    async def read_stacks(self, request: web.Request) -> web.StreamResponse:
+        """Answer ``POST /v1/stacks``: the stacks of all threads but this one, and what runs here."""
+        from stoker.runtime.process.profiles.stacks import worker_stacks
+
+        stacks = worker_stacks(tuple(self._executor.calls.running))
+        return web.Response(body=msgspec.msgpack.encode(stacks), content_type=_MSGPACK)
+
+    async def take_profile(self, request: web.Request) -> web.StreamResponse:
+        """Answer ``POST /v1/profile``: the file of what this process records of itself."""
+        from stoker.runtime.process.profiles.answer import profile_response
+
+        return await profile_response(request)
+
+    def _configure_tracing(self) -> None:
+        """Export spans as the variables say that this worker has now, those of its job included."""
+        endpoint = self._runtime.settings.otlp_endpoint
+        if not is_configured(os.environ, endpoint):
+            return
+        from stoker.runtime.process.tracing import tracer
+
+        tracer.configure(os.environ, endpoint, tracer.resource_of(self._runtime.identity))
+
     def _apply(self, setup: WorkerSetup) -> None:
         lease = setup.lease
         if setup.token:
@@ -212,6 +239,7 @@ class _Worker:
         if lease is None:
             return
         STOPS.lease_began()
+        self._configure_tracing()
         self._executor.take_lease(
             lease, setup.runtime_env, capture_child_tasks=setup.capture_child_tasks
         )

@@ -13,8 +13,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from stoker.runtime.process.cells import CELLS
 from stoker.runtime.process.current_task import current_task
-from stoker_wire.data.output_marks import mark_line
+from stoker_wire.data.output_marks import Mark, mark_line
 from stoker_wire.messages.control import LogStream
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ class _OutputState:
 
     def __init__(self, key: bytes) -> None:
         self.key = key
-        self.name = ""
-        self.stream = LogStream.STDOUT
+        self.mark = Mark()
         self.open_line = False
         self.nbytes = 0
         """Written since the last mark."""
@@ -49,19 +49,15 @@ class _MarkedFile(io.BufferedWriter):
     def write(self, data: ReadableBuffer, /) -> int:
         """Write, after a mark if another task prints now, or to the other stream than before."""
         info, printed = current_task.get(), self._printed
-        name = info.name if info is not None and not info.actor_id else printed.name
+        name = info.name if info is not None and not info.actor_id else printed.mark.name
+        mark = Mark(self._which, name, CELLS.of_output(printed.mark.cell))
         data = bytes(data)
-        if (
-            name != printed.name
-            or self._which is not printed.stream
-            or printed.nbytes > _MARK_AGAIN_BYTES
-        ):
-            mark = mark_line(printed.key, self._which, name)
-            marked = b"\n" * printed.open_line + mark + data
+        if mark != printed.mark or printed.nbytes > _MARK_AGAIN_BYTES:
+            marked = b"\n" * printed.open_line + mark_line(printed.key, mark) + data
         else:
             marked = data
         if self._put(marked) and marked is not data:
-            printed.name, printed.stream, printed.nbytes = name, self._which, 0
+            printed.mark, printed.nbytes = mark, 0
         if data:
             printed.nbytes += len(data)
             printed.open_line = not data.endswith(b"\n")

@@ -184,3 +184,43 @@ def test_the_client_of_jobs(driver: Driver) -> None:
         "2 False",
         "",
     ]
+
+
+def test_processes_that_a_program_spawns_import_ray_as_well(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import multiprocessing\n"
+        "import ray\n\n"
+        "@ray.remote\ndef twice(value):\n    return 2 * value\n\n"
+        "def name(value):\n    return ray.__name__, value\n\n"
+        "if __name__ == '__main__':\n"
+        "    ray.init(num_cpus=1)\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(*pool.map(name, [ray.get(twice.remote(2))]))\n"
+        "    ray._private.internal_api.free(ray.put(1))\n"
+    )
+    command = [sys.executable, "-m", "stoker.ray", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.stdout == "('stoker.ray', 4)\n", done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def test_after_shutdown_the_next_call_starts_another_cluster(driver: Driver) -> None:
+    done = driver("""
+        import stoker.ray as ray
+
+        ray.init(num_cpus=1)
+        before = ray.get_runtime_context().get_job_id()
+        ray.shutdown()
+        print(ray.is_initialized())
+        print(ray.get(ray.remote(lambda: 5).remote()), ray.get_runtime_context().get_job_id() == before)
+        ray.shutdown()
+        for wrong in (123, ""):
+            try:
+                ray.init(namespace=wrong)
+            except (TypeError, ValueError) as error:
+                print(isinstance(error, TypeError))
+        print(ray.is_initialized())
+    """)
+    assert done.stdout.split() == ["False", "5", "False", "True", "False", "False"], done.stderr
+    assert done.returncode == 0, done.stderr

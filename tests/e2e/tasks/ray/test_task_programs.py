@@ -149,6 +149,24 @@ def test_a_wait_for_a_silent_generator_ends_in_time() -> None:
     ray.cancel(silent)
 
 
+def test_a_generator_with_dynamic_results_is_tried_again(flags: Flags) -> None:
+    @ray.remote(num_returns="dynamic", max_retries=1, retry_exceptions=[ValueError])
+    def fails_once(name: str) -> Any:
+        yield 1
+        if not flags.is_up(name):
+            flags.raise_(name)
+            raise ValueError(name)
+        yield 2
+
+    refs = ray.get(fails_once.remote("once"), timeout=WAIT_S)
+    assert ray.get(list(refs)) == [1, 2]
+
+
+def test_a_function_with_dynamic_results_that_is_no_generator_fails() -> None:
+    with pytest.raises(RayTaskError, match="not a generator"):
+        ray.get(add.options(num_returns="dynamic").remote(1, 2), timeout=WAIT_S)
+
+
 def test_dynamic_results_are_a_ref_to_refs() -> None:
     refs = ray.get(numbers.options(num_returns="dynamic").remote(3))
     assert [ray.get(ref) for ref in refs] == [0, 1, 2]
@@ -199,7 +217,10 @@ def test_the_cluster_and_its_nodes() -> None:
     assert ray.cluster_resources()["GPU"] == 2.0
     assert ray.cluster_resources()[f"node:{node['NodeManagerAddress']}"] == 1.0
     assert ray.available_resources()["disk"] == 2.0
-    assert ray.get_runtime_context().get_node_id() == node["NodeID"]
+    context = ray.get_runtime_context()
+    assert (
+        context.get_node_id() == context.node_id.hex() == context.get()["node_id"] == node["NodeID"]
+    )
 
 
 @pytest.mark.parametrize(

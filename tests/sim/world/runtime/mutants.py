@@ -57,7 +57,7 @@ def deaf_worker() -> Any:
 MUTANTS = (
     Mutant(name="overtaken borrow", origin="an earlier version of Borrowing", plant=overtaken_borrow,
            finds=r"\S+ was freed before it was borrowed",
-           plan=Plan(rounds=("nested",), faults=0, messages=300)),
+           plan=Plan(rounds=("nested",), faults=0, messages=300), first=1),
     Mutant(name="made twice", origin="planted", plant=made_twice,
            finds=r"cannot read \S+: \S+ is lost with its node",
            plan=Plan(rounds=("lost",), kinds=("kill nodelet",), messages=300)),

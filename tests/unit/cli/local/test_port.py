@@ -40,7 +40,7 @@ BAD = """
     from ray.util import collective
     import stoker.ray
 
-    ray.init(bogus=1, storage="/x", runtime_env={"conda": "x", "pip": []})
+    ray.init(bogus=1, storage="/x", runtime_env={"mpi": "x", "pip": []})
     stoker.ray.data.range(3)
     ray.nothing()
 
@@ -68,7 +68,7 @@ def test_what_will_not_work_is_named_by_line(tmp_path: Path) -> None:
         (5, "error", "ray.util.collective"),
         (8, "error", "init(bogus=)"),
         (8, "note", "init(storage=)"),
-        (8, "error", "runtime_env['conda']"),
+        (8, "error", "runtime_env['mpi']"),
         (9, "error", "ray.data.range"),
         (10, "error", "ray.nothing"),
         (12, "error", "remote(num_cpu=)"),

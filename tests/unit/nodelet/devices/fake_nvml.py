@@ -156,6 +156,15 @@ class FakeNvml:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return SimpleNamespace(gpu=37, memory=5)
 
+    def nvmlDeviceGetTemperature(self, handle: FakeGpu, sensor: int) -> int:
+        assert sensor == pynvml.NVML_TEMPERATURE_GPU
+        return 41
+
+    def nvmlDeviceGetPowerUsage(self, handle: FakeGpu) -> int:
+        if "A100" in handle.name:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return 250_500
+
     def nvmlEventSetCreate(self) -> str:
         return "events"
 

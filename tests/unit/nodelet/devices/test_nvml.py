@@ -88,6 +88,8 @@ def test_measurements_of_a_gpu_and_one_that_is_lost() -> None:
     assert sample.readings[0].processes == {7: 3 * GIB} and sample.readings[0].ecc_errors == 1
     assert sample.usage == {
         "gpu0_percent": 37.0,
+        "gpu0_power_watts": 250.5,
+        "gpu0_temperature_celsius": 41.0,
         "gpu0_memory_bytes": 3.0 * GIB,
         "gpu0_ecc_errors": 1.0,
     }

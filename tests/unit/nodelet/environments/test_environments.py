@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stoker_nodelet.environments import environments
-from stoker_nodelet.environments.environments import Environments, _extract, _run
+from stoker_nodelet.environments.environments import Environments, _extract
 from stoker_nodelet.environments.job_folders import JobFolders
 from stoker_nodelet.environments.retention import EnvironmentRetention
+from stoker_nodelet.environments.venvs import run_command
 from stoker_wire.errors import NotFoundError, RuntimeEnvSetupError
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.process.background import Background
@@ -180,7 +181,7 @@ async def test_a_package_is_unpacked_only_under_its_own_hash(tmp_path: Path) -> 
 async def test_a_command_that_fails_is_named_with_its_own_last_words() -> None:
     script = "echo Looking; echo 'ERROR: No matching distribution found for x'; echo Bye; exit 3"
     with pytest.raises(RuntimeEnvSetupError) as raised:
-        await _run(["/bin/sh", "-c", script], "pip install x")
+        await run_command(["/bin/sh", "-c", script], "pip install x")
     first, *rest = str(raised.value).splitlines()
     assert first == "pip install x failed (exit code 3)."
     assert rest[0] == "No matching distribution found for x"

@@ -50,6 +50,17 @@ def test_what_was_not_used_for_so_long_leaves_unless_a_worker_has_it(tmp_path: P
     assert EnvironmentRetention(tmp_path, DAY_S, 0).sweep(()) == [], "it was used until now"
 
 
+def test_what_conda_made_for_a_venv_counts_with_it_and_leaves_with_it(tmp_path: Path) -> None:
+    venv = make(tmp_path, "venvs/old", unused_s=2 * DAY_S)
+    below = make(tmp_path, "venvs/old.conda", unused_s=3 * DAY_S)
+    kept = make(tmp_path, "venvs/held", unused_s=2 * DAY_S)
+    kept_below = make(tmp_path, "venvs/held.conda", unused_s=3 * DAY_S)
+    retention = EnvironmentRetention(tmp_path, keep_s=DAY_S, max_bytes=0)
+    assert retention.sweep({kept}) == [venv]
+    assert not below.exists() and kept_below.exists()
+    assert retention.count == 1 and retention.nbytes >= 2 * MIB
+
+
 def test_beyond_the_limit_those_leave_that_were_used_least_recently(tmp_path: Path) -> None:
     names = [make(tmp_path, f"packages/{n}", unused_s=n * DAY_S) for n in (3, 1, 2, 4)]
     fresh = make(tmp_path, "packages/fresh", unused_s=0.0)

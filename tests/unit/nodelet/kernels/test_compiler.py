@@ -10,7 +10,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from stoker_nodelet.environments.environments import Environment
@@ -22,6 +21,7 @@ from stoker_wire.messages.cluster import MAX_WARM_KERNELS, Device
 from stoker_wire.messages.common import KernelSpec, RuntimeEnv
 from stoker_wire.messages.kernels import kernel_set
 from stoker_wire.process.background import Background
+from tests.leaks import alive
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ async def test_a_compiler_that_hangs_is_killed_with_all_that_it_started(tmp_path
     with pytest.raises(RuntimeEnvSetupError, match=r"(?s)not compiled within 1 s.*kernel_compile"):
         await compile_specs([*PROGRAM, hang], b"[]", dict(os.environ), None, 1.0)
     child = int(pid_file.read_text())
-    until(lambda: not runs(child), 40.0, "its child is gone")
+    until(lambda: not alive(child), 40.0, "its child is gone")
 
 
 async def test_what_a_compiler_leaves_running_ends_with_it(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ async def test_what_a_compiler_leaves_running_ends_with_it(tmp_path: Path) -> No
     )
     assert await compile_specs([*PROGRAM, leave], b"[]", dict(os.environ), None, 60.0) == []
     child = int(pid_file.read_text())
-    until(lambda: not runs(child), 40.0, "its child is gone")
+    until(lambda: not alive(child), 40.0, "its child is gone")
 
 
 async def test_records_that_are_none_are_an_error_and_of_complaints_the_last_are_kept() -> None:
@@ -290,10 +290,3 @@ async def test_a_cache_that_cannot_be_looked_at_does_not_end_the_care_for_it(
 async def test_a_compiler_that_cannot_be_started_says_so() -> None:
     with pytest.raises(RuntimeEnvSetupError, match=r"cannot be started\.\n.*no/such/python"):
         await compile_specs(["/no/such/python"], b"[]", {}, None, 5.0)
-
-
-def runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

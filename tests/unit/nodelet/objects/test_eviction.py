@@ -16,6 +16,7 @@ from stoker_wire.arena import ObjectHead
 from stoker_wire.arena.extents import QUOTA
 from stoker_wire.errors import ArenaFullError, StartError
 from stoker_wire.messages.objects import ObjectInfo
+from stoker_wire.messages.queries import ActivityQuery
 from stoker_wire.settings import Settings
 from tests.services import fill, mounted
 
@@ -65,6 +66,8 @@ async def test_room_is_made_of_what_is_free_before_anything_is_spilled(
     await evictor.make_room(4 * MIB)
     assert next(one.object_id for one in evictor.objects.in_memory()) != "o_0", "the oldest went"
     assert evictor.objects.spilled_bytes > MIB
+    entry = evictor.activity.page(ActivityQuery()).items[0]
+    assert (entry.kind, entry.name) == ("spill", "o_0") and entry.nbytes > MIB
     assert evictor.arena.quota.used_bytes <= LIMIT - 4 * MIB
     assert bytes(evictor.arena.read("o_0")[0]) == bytes(MIB)
     evictor.objects.free(["o_0"])

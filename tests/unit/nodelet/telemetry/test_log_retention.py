@@ -10,7 +10,7 @@ import pytest
 from stoker_nodelet.telemetry import log_retention
 from stoker_nodelet.telemetry.log_retention import LogRetention
 from stoker_nodelet.telemetry.logs import LogFile, LogFilter, Logs
-from stoker_wire.data.output_marks import mark_line
+from stoker_wire.data.output_marks import Mark, mark_line
 from stoker_wire.messages.control import LogLine, LogStream
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ async def test_a_long_log_loses_its_oldest_lines_and_its_disk_space(tmp_path: Pa
     with path.open("ab", buffering=0) as held:  # as a child of the worker may hold it
         for _ in range(10):
             with path.open("ab") as marked:  # workers repeat it
-                marked.write(mark_line(KEY, LogStream.STDERR, "f"))
+                marked.write(mark_line(KEY, Mark(LogStream.STDERR, "f")))
             write(path, count, 5000)
             count += 5000
             retention.tick()

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from stoker_nodelet.telemetry.logs import LogFile, LogFilter, Logs, WriteTimes
-from stoker_wire.data.output_marks import START, mark_line
+from stoker_wire.data.output_marks import START, Mark, mark_line
 from stoker_wire.messages.control import LogLine, LogStream
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ def write(path: Path, text: str, at_s: float | None = None) -> None:
         os.utime(path, (at_s, at_s))
 
 
-def mark(stream: LogStream, name: str) -> str:
-    return mark_line(KEY, stream, name).decode()
+def mark(stream: LogStream, name: str, cell: str = "") -> str:
+    return mark_line(KEY, Mark(stream, name, cell)).decode()
 
 
 def logs_of(path: Path, **facts: object) -> Logs:
@@ -45,7 +45,7 @@ async def test_a_line_says_its_stream_its_task_and_when_it_was_written(tmp_path:
     logs.poll()
     write(path, f"{mark(ERR, 'f')}wrong\n", 200.0)
     logs.poll()
-    write(path, f"{mark(OUT, 'g')}right\nunfinished", 300.0)
+    write(path, f"{mark(OUT, 'g', '2f6a')}right\nunfinished", 300.0)
     lines = await read(logs)
     seen = [(line.text, line.stream, line.name, line.at_s) for line in lines]
     assert seen == [
@@ -54,6 +54,7 @@ async def test_a_line_says_its_stream_its_task_and_when_it_was_written(tmp_path:
         ("right", OUT, "g", 300.0),
         ("unfinished", OUT, "g", 300.0),
     ]
+    assert [line.cell for line in lines] == ["", "", "2f6a", "2f6a"]
     for index, line in enumerate(lines):
         assert await read(logs, cursors={"w_1": line.cursor}) == lines[index + 1 :]
     assert await read(logs, last=2) == lines[2:]
@@ -66,7 +67,7 @@ async def test_output_cannot_say_that_another_has_printed_it(tmp_path: Path) -> 
     forged = [
         f"{START.decode()}stderr:root@prod",
         f"{START.decode()}0000000000000000:stderr:root@prod",
-        mark_line(b"x" * 16, ERR, "root@prod").decode().rstrip(),
+        mark_line(b"x" * 16, Mark(ERR, "root@prod")).decode().rstrip(),
         mark(OUT, "f").rstrip().replace(":f", ":root@prod"),
     ]
     write(path, mark(OUT, "f") + "mine\n" + "\n".join(forged) + "\nalso mine\n")
@@ -83,7 +84,7 @@ async def test_a_driver_has_no_marks(tmp_path: Path) -> None:
     path = tmp_path / "driver.log"
     logs = Logs("n_1")
     logs.add(LogFile("d_1", path, job_id="job_1", name="driver", attempt=1))
-    write(path, mark_line(b"", ERR, "root@prod").decode() + "text\n")
+    write(path, mark_line(b"", Mark(ERR, "root@prod")).decode() + "text\n")
     assert {(line.name, line.stream) for line in await read(logs)} == {("driver", OUT)}
 
 

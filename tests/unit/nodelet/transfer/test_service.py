@@ -11,6 +11,7 @@ from stoker_wire.data.range_reader import CHUNK_NBYTES
 from stoker_wire.errors import ObjectLostError, UnavailableError
 from stoker_wire.messages.node_api import TakenOver
 from stoker_wire.messages.objects import FreeObjects, ObjectSource, PullObject
+from stoker_wire.messages.queries import ActivityQuery
 from tests.unit.nodelet.transfer.transfer_support import Line, nodes, until
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ async def test_an_object_comes_whole_and_is_listed_as_a_copy(tmp_path: Path) -> 
             assert (copy.job_id, copy.owner_id, copy.nbytes) == ("job_1", "w_1", made.nbytes)
             assert b.objects.get(made.object_id).copy_of == "n_a"
             assert b.bytes_of(made.object_id) == a.bytes_of(made.object_id)
+            entry = b.evictor.activity.page(ActivityQuery()).items[-1]
+            assert (entry.kind, entry.name, entry.peer) == ("transfer", made.object_id, "n_a")
+            assert (entry.nbytes, entry.job_id) == (made.nbytes, "job_1")
+            assert entry.began_at_s <= entry.ended_at_s
 
 
 async def test_many_who_wait_cause_one_transfer_and_one_who_leaves_ends_nothing(

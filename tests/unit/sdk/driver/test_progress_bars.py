@@ -39,9 +39,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 @pytest.fixture(autouse=True)
 def bars() -> Iterator[None]:
-    progress_bars.shown_bars.cache_clear()
+    progress_bars._bars_of.cache_clear()
     yield
-    progress_bars.shown_bars.cache_clear()
+    progress_bars._bars_of.cache_clear()
 
 
 def test_a_bar_as_text() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -76,7 +78,9 @@ class CrowdedNode(FarAway):
 
 
 def test_a_writer_that_others_keep_from_memory_takes_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values_module, "_PATIENCE_S", 0.05)
+    clock = SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda _: None, time=float)
+    monkeypatch.setattr(values_module, "time", clock)
+    monkeypatch.setattr(values_module, "_PATIENCE_S", 3)
     crowded = cast("Any", CrowdedNode())
     values = ValueStore(crowded, crowded, crowded, crowded, crowded, crowded, inline_max_bytes=1)
     place = values.store_result("o_1", Packed(bytes(100), [], []), "p_1")

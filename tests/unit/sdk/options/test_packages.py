@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from stoker.runtime.options import packages, runtime_env
+from stoker.runtime.options import packages, uploads
 from stoker.runtime.options.packages import Package, pack
 from stoker.runtime.options.runtime_env import make_runtime_env
 from stoker_wire.errors import BadRequestError, PayloadTooLargeError
@@ -108,6 +108,7 @@ def test_what_takes_long_is_told_on_stderr(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(packages, "NOTICE_BYTES", 2**20)
+    monkeypatch.setattr(packages, "IN_PIECES_NBYTES", 2**30)
     monkeypatch.setattr(packages, "_NOTICE_EVERY_S", 0.0)
 
     class Gcs:
@@ -130,7 +131,7 @@ def test_what_takes_long_is_told_on_stderr(
 
     (tmp_path / "a").write_bytes(os.urandom(2**20))
     (tmp_path / "b").write_bytes(os.urandom(2**20))
-    upload = runtime_env.uploader(Gcs())  # type: ignore[arg-type]
+    upload = uploads.uploader(Gcs())  # type: ignore[arg-type]
     for _ in range(2):
         make_runtime_env({"working_dir": tmp_path}, upload)
     said = re.sub(r"in \S+ s", "in T s", capfd.readouterr().err).splitlines()

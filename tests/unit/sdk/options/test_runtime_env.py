@@ -73,6 +73,16 @@ def no_upload(package: Package) -> None:
     ("env", "error", "message"),
     [
         ({"env_var": {}}, UnknownOptionError, "did you mean 'env_vars'"),
+        ({"container": {"image": "x"}}, BadRequestError, "give runtime_env={'image_uri'"),
+        ({"image_uri": "--privileged"}, BadRequestError, "image_uri: expected the name of an"),
+        ({"image_uri": "a b"}, BadRequestError, "image_uri: expected the name of an image"),
+        ({"image_uri": "a\n"}, BadRequestError, "image_uri: expected the name of an image"),
+        ({"image_uri": ""}, BadRequestError, "image_uri: expected the name of an image"),
+        ({"image_uri": "a" * 501}, BadRequestError, "image_uri: expected the name of an image"),
+        ({"image_uri": "a", "pip": ["b"]}, BadRequestError, r"runtime_env\.pip: it is not done"),
+        ({"image_uri": "a", "conda": "b"}, BadRequestError, r"runtime_env\.conda: it is not"),
+        ({"image_uri": "a", "setup": "b"}, BadRequestError, r"runtime_env\.setup: it is not done"),
+        ({"image_uri": "a", "kernels": ["b"]}, BadRequestError, r"runtime_env\.kernels: it is not"),
         ({"env_vars": ["A"]}, BadRequestError, "runtime_env.env_vars: expected a mapping"),
         ({"env_vars": {"A-B": "1"}}, BadRequestError, "a name of letters"),
         ({"env_vars": {"A": None}}, BadRequestError, "runtime_env.env_vars.A: expected text"),
@@ -116,3 +126,83 @@ def test_a_wrong_runtime_env_is_named_with_its_fix(
 ) -> None:
     with pytest.raises(error, match=message):
         make_runtime_env(env, no_upload)  # type: ignore[arg-type]
+
+
+def test_excludes_and_virtual_environments_are_left_out(tmp_path: Path) -> None:
+    uploaded: list[Package] = []
+    files = {
+        "a.py": "",
+        "data/x": "",
+        "deep/big.bin": "",
+        "env/pyvenv.cfg": "",
+        "env/bin/python": "",
+    }
+    project = write(tmp_path / "project", files)
+    env = {"working_dir": project, "excludes": ["/data", "*.bin"]}
+    make_runtime_env(env, uploaded.append)
+    assert names(uploaded[0]) == ["a.py"]
+
+
+def test_a_uv_project_travels_as_its_two_files(tmp_path: Path) -> None:
+    uploaded: list[Package] = []
+    files = {"pyproject.toml": "", "uv.lock": "", "secret.py": ""}
+    project = write(tmp_path / "project", files)
+    env = make_runtime_env({"uv": project / "uv.lock"}, uploaded.append)
+    assert names(uploaded[0]) == ["pyproject.toml", "uv.lock"]
+    assert env.uv_project == uploaded[0].hash and env.uv == ()
+    assert make_runtime_env({"uv": ["numpy"]}, no_upload).uv == ("numpy",)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"uv": "no/such/folder"}, "runtime_env.uv"),
+        ({"uv": ["a"], "pip": ["b"]}, "runtime_env.uv"),
+        ({"excludes": "data/"}, "runtime_env.excludes"),
+        ({"setup": " "}, "runtime_env.setup"),
+        ({"worker_process_setup": "module.function"}, "runtime_env.worker_process_setup"),
+        ({"worker_process_setup": 3}, "runtime_env.worker_process_setup"),
+    ],
+)
+def test_what_cannot_be_installed_names_its_field(given: dict[str, object], field: str) -> None:
+    with pytest.raises(BadRequestError) as failure:
+        make_runtime_env(given, no_upload)
+    assert failure.value.field == field
+
+
+def test_conda_is_a_name_a_file_or_its_content(tmp_path: Path) -> None:
+    file = tmp_path / "environment.yml"
+    file.write_text("dependencies: [python]\n")
+    assert make_runtime_env({"conda": "mine"}, no_upload) == RuntimeEnv(conda="mine")
+    assert make_runtime_env({"conda": tmp_path}, no_upload) == RuntimeEnv(conda=str(tmp_path))
+    made = make_runtime_env({"conda": str(file)}, no_upload)
+    assert made == RuntimeEnv(conda_file="dependencies: [python]\n")
+    made = make_runtime_env({"conda": {"dependencies": ["python"]}}, no_upload)
+    assert made.conda_file == '{"dependencies": ["python"]}'
+    assert made.installs == "conda (an environment.yml)"
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"conda": "none.yml"}, "the path of an environment.yml that exists"),
+        ({"conda": ""}, r"runtime_env\.conda: expected a name"),
+        ({"conda": 3}, r"runtime_env\.conda: expected a name"),
+        ({"conda": {"dependencies": "x"}}, "a mapping with its 'dependencies'"),
+        ({"conda": {"dependencies": [object()]}}, "a mapping with its 'dependencies'"),
+        ({"conda": {"dependencies": ["x" * 70_000]}}, "at most 64 KiB"),
+        ({"conda": "mine", "pip": ["x"]}, "either conda or pip or uv"),
+        ({"conda": "mine", "uv": ["x"]}, "either conda or pip or uv"),
+    ],
+)
+def test_other_values_of_conda_are_refused(env: dict[str, object], message: str) -> None:
+    with pytest.raises(BadRequestError, match=message):
+        make_runtime_env(env, no_upload)
+
+
+def test_what_is_installed_is_told_without_passwords_and_in_short() -> None:
+    pip = ("a @ https://me:secret@h/a.whl", "b" * 300, "c", "d", "e")
+    shown = RuntimeEnv(pip=pip, setup="x", working_dir="a" * 64).installs
+    assert shown == f"packages, pip (a @ https://...@h/a.whl, {'b' * 200}, c and 2 more), setup"
+    assert RuntimeEnv(uv=("x",), uv_project="a" * 64).installs == "uv (x), uv (a project)"
+    assert RuntimeEnv().installs == ""

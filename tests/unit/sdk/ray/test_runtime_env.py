@@ -16,7 +16,12 @@ from stoker.ray.runtime_env import RuntimeEnv, mapped_env
     [
         (None, None),
         ({}, None),
-        ({"uv": ["numpy"]}, {"pip": ["numpy"]}),
+        ({"uv": ["numpy"]}, {"uv": ["numpy"]}),
+        ({"worker_process_setup_hook": "a.b.f"}, {"worker_process_setup": "a.b:f"}),
+        ({"excludes": ["data/"]}, {"excludes": ["data/"]}),
+        ({"image_uri": "x/y:1"}, {"image_uri": "x/y:1"}),
+        ({"conda": {"dependencies": ["x"]}}, {"conda": {"dependencies": ["x"]}}),
+        ({"working_dir": "https://x/y.zip"}, {"working_dir": "https://x/y.zip"}),
         (
             {"pip": {"packages": ["numpy"]}, "env_vars": {"A": "1"}},
             {"pip": ["numpy"], "env_vars": {"A": "1"}},
@@ -29,9 +34,7 @@ def test_keys(given: Any, taken: Any) -> None:
     assert mapped_env(given) == taken
 
 
-@pytest.mark.parametrize(
-    "given", [{"conda": "env"}, {"image_uri": "x"}, {"working_dir": "https://x/y.zip"}]
-)
+@pytest.mark.parametrize("given", [{"container": {}}, {"working_dir": "gcs://_ray_pkg_1.zip"}])
 def test_what_is_lacking_names_the_way(given: dict[str, Any]) -> None:
     with pytest.raises(NotInStokerError, match="runtime_env"):
         mapped_env(given)

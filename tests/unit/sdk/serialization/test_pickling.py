@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import threading
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.exceptions import SerializationError
-from stoker.runtime.serialization.pickling import pack, unpack
+from stoker.runtime.serialization.pickling import pack, unpack, unpack_plain
 
 VALUES = st.recursive(
     st.none()
@@ -87,3 +88,16 @@ def test_nor_is_one_while_a_value_is_read() -> None:
     packed = pack(value, what="value")
     with pytest.raises(TimeoutError, match="alarm"):
         unpack(packed.data, packed.buffers, what="value")
+
+
+@pytest.mark.parametrize("value", [(True, b"{}"), (False, b"x" * 100_000), [1, "a", {"b": None}]])
+def test_a_plain_value_is_read_without_any_code(value: object) -> None:
+    packed = pack(value, what="value")
+    assert unpack_plain(packed.data, packed.buffers, what="value") == value
+
+
+@pytest.mark.parametrize("value", [print, pathlib.PurePath("x"), {1: ValueError("x")}])
+def test_a_value_that_needs_code_is_not_read_as_a_plain_one(value: object) -> None:
+    packed = pack(value, what="value")
+    with pytest.raises(SerializationError, match=r"value is not of plain types"):
+        unpack_plain(packed.data, packed.buffers, what="value")

@@ -43,6 +43,7 @@ class _Owner:
     """What leases need of their process: a loop, channels, a scheduler, and the tasks that they are for."""
 
     running = True
+    epoch = 1
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -72,7 +73,7 @@ class _Owner:
             )
             granted = GrantedLease(lease=lease, worker_id="w_1", address=_address("w_1"))
             return LeaseReply(granted=(granted,))
-        return LeaseUpdates()
+        return LeaseUpdates(epoch=self.epoch)
 
     async def until(self, path: str, after: int = 0) -> int:
         """Wait for a call, and return how many there were up to it."""
@@ -181,6 +182,26 @@ async def test_an_owner_without_leases_lists_on_while_leaders_are_lost(
     async with asyncio.timeout(10.0):
         while leases._polling:  # noqa: ASYNC110  the end of it is no event
             await asyncio.sleep(0.01)
+    await owner.background.close()
+
+
+async def test_an_owner_without_leases_lists_on_when_another_leader_answers() -> None:
+    owner: Any = _Owner()
+    leases = Leases(_address("p_1"), owner, owner, owner, owner, idle_s=0.1)
+    leases._list_on()
+    polled = await owner.until("/v1/owners/p_1/poll")
+    polled = await owner.until("/v1/owners/p_1/poll", after=polled)
+    began_s = leases._lost_at_s
+    owner.epoch = (
+        2  # the one before has answered without knowing of its end, and took releases with it
+    )
+    for _ in range(2):
+        polled = await owner.until("/v1/owners/p_1/poll", after=polled)
+    lists_on_from_s = leases._lost_at_s
+    assert lists_on_from_s > began_s
+    for _ in range(2):  # once for each
+        polled = await owner.until("/v1/owners/p_1/poll", after=polled)
+    assert leases._lost_at_s == lists_on_from_s
     await owner.background.close()
 
 

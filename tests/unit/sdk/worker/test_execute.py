@@ -35,7 +35,7 @@ def test_items_leave_before_the_end_of_their_call() -> None:
     objects: Any = MagicMock()
     objects.borrowing.would_overtake_borrow = lambda line: False
     address = Address("w_1", "n_1", "h", "", "")
-    other, job = MagicMock(), SimpleNamespace(lease=None, job_id="j_1")
+    other, job = MagicMock(), SimpleNamespace(lease=None, job_id="j_1", held=(1.0, 0.0, ""))
     executor = CallExecutor(
         other,
         address,

@@ -19,6 +19,7 @@ def invoker(**stored: bytes) -> Invoker:
         return stored[f"f{digest}"]
 
     io, clients, other = MagicMock(), MagicMock(), MagicMock()
+    other.worker_process_setup = ""
     io.run = lambda coroutine, timeout_s: asyncio.run(coroutine)
     clients.load_function = load_function
     return Invoker(other, io, other, clients, other, other, other, other, other, other)

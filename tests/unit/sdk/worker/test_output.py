@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stoker.runtime.process.cells import CELLS
+from stoker.runtime.process.current_task import TaskInfo, current_task
 from stoker.runtime.worker.output import MarkedOutput, _OutputState
-from stoker_wire.data.output_marks import read_mark
+from stoker_wire.data.output_marks import Mark, read_mark
 from stoker_wire.messages.control import LogStream
 
 if TYPE_CHECKING:
@@ -57,9 +59,31 @@ def test_only_the_key_of_the_worker_reads_its_marks(tmp_path: Path) -> None:
         err.detach()
     begun, mark, wrong = path.read_bytes().splitlines()
     assert (begun, wrong) == (b"begun", b"wrong")
-    assert read_mark(b"k" * 16, mark) == (LogStream.STDERR, "")
+    assert read_mark(b"k" * 16, mark) == Mark(LogStream.STDERR)
     assert read_mark(b"x" * 16, mark) is None
     assert b"k" * 16 not in mark
+
+
+def test_what_a_task_prints_is_marked_with_the_cell_of_its_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    key = b"k" * 16
+    with path.open("wb") as file:
+        out = MarkedOutput(file.fileno(), LogStream.STDOUT, _OutputState(key))
+        for cell in ("2f6a", "2f6a", ""):
+            token = current_task.set(TaskInfo("t", "f", 0, cell=cell))
+            out.write("x\n")
+            current_task.reset(token)
+        monkeypatch.setattr(CELLS, "of_actor", "3b1c")
+        out.write("of no call\n")
+        out.detach()
+    lines = path.read_bytes().splitlines()
+    first, last, of_actor = (read_mark(key, lines[i]) for i in (0, 3, 5))
+    assert first == Mark(LogStream.STDOUT, "f", "2f6a")
+    assert last == Mark(LogStream.STDOUT, "f")
+    assert of_actor == Mark(LogStream.STDOUT, "f", "3b1c")
+    assert len(lines) == 7
 
 
 def test_other_errors_of_a_log_are_those_of_the_task(

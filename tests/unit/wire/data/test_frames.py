@@ -118,8 +118,19 @@ def test_noise_is_a_bad_request_or_a_frame(noise: bytes, data: st.DataObject) ->
 
 
 def test_fields_that_a_newer_peer_appends_are_ignored() -> None:
-    call = ["t_1", 0, [0, b"args", [], [], "new"], [], 3, 1.5, "parent", "new", {"newer": 1}]
+    call = [
+        "t_1",
+        0,
+        [0, b"args", [], [], "new"],
+        [],
+        3,
+        1.5,
+        "parent",
+        "trace",
+        "new",
+        {"newer": 1},
+    ]
     head = msgspec.msgpack.encode([[], [[2, [call], [], "new"]]])
     (run,) = FrameCodec().decode(struct.pack("<I", len(head)) + head)
     assert isinstance(run, Run)
-    assert run.calls == [Call("t_1", 0, Inline(b"args"), (), 3, 1.5, "parent")]
+    assert run.calls == [Call("t_1", 0, Inline(b"args"), (), 3, 1.5, "parent", "trace")]

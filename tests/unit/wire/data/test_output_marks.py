@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker_wire.data import output_marks
-from stoker_wire.data.output_marks import START, mark_line, read_mark
+from stoker_wire.data.output_marks import START, Mark, mark_line, read_mark
 from stoker_wire.messages.control import LogStream
 
 KEY = b"k" * output_marks.KEY_BYTES
@@ -13,10 +13,13 @@ KEY = b"k" * output_marks.KEY_BYTES
 
 @pytest.mark.parametrize("stream", LogStream)
 def test_a_mark_is_read_as_it_was_written(stream: LogStream) -> None:
-    assert read_mark(KEY, mark_line(KEY, stream, "a:b")) == (stream, "a:b")
+    for mark in (Mark(stream), Mark(stream, "a:b"), Mark(stream, "a/b:c", "2f6a")):
+        assert read_mark(KEY, mark_line(KEY, mark)) == mark
 
 
-@pytest.mark.parametrize("said", [b"", b"nonsense:name", b"\xff\xfe", b":"])
+@pytest.mark.parametrize(
+    "said", [b"", b"nonsense:name", b"nonsense/stdout:name", b"\xff\xfe", b":"]
+)
 def test_a_mark_of_no_stream_that_has_the_key_is_a_line_like_any_other(said: bytes) -> None:
     digest = output_marks._digest(KEY, said)
     assert read_mark(KEY, b"%b%b:%b\n" % (START, digest, said)) is None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import fields
 
 from stoker_wire.data import spool
+from stoker_wire.data.spans import Span, TaskSpans
 from stoker_wire.data.spool import (
     UNREADABLE,
     SpoolWriter,
@@ -66,6 +67,21 @@ def test_a_record_is_the_same_after_its_journey() -> None:
         reconstructs="o_1 is lost",
         reconstructions=1,
         lineage_depth=2,
+        spans=TaskSpans(
+            items=(
+                Span(
+                    name="load",
+                    started_at_s=2.0,
+                    ended_at_s=2.5,
+                    attributes={"n": 1, "s": "x"},
+                    error="ValueError",
+                ),
+            ),
+            left_out=3,
+        ),
+        cpus=2.0,
+        gpus=0.5,
+        group_id="pg_1",
     )
     assert [f.name for f in fields(record) if getattr(record, f.name) == f.default] == []
     [row], dropped = rows_in(frames_of([row_of(record)], 7))

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_wire.errors import ForbiddenError, OpenBindError, StartError, UnauthorizedError
+from stoker_wire.errors import (
+    ForbiddenError,
+    NotFoundError,
+    OpenBindError,
+    StartError,
+    UnauthorizedError,
+)
 from stoker_wire.http import auth
 from stoker_wire.http.principals import ADMINS, JOBS, NODES, Principal
 from stoker_wire.http.server.service import Service
@@ -196,10 +202,12 @@ async def test_operational_routes_are_open_on_loopback(cluster: Cluster, path: s
 async def test_only_the_probes_are_open_beyond_loopback(cluster: Cluster) -> None:
     service = await cluster.start(cluster.service(advertise_host="127.0.0.1"), host="0.0.0.0")
     client = cluster.client(service, token="wrong")
-    for probe in ("/healthz", "/readyz"):
+    for probe in ("/healthz", "/readyz", "/errors/unauthorized"):
         assert await client.call("GET", probe, raw=True)
     with pytest.raises(UnauthorizedError):
         await client.call("GET", "/metrics", raw=True)
+    with pytest.raises(NotFoundError):
+        await client.call("GET", "/errors/..%2fmetrics", raw=True)
 
 
 @pytest.mark.parametrize(

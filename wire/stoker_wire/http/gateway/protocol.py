@@ -20,6 +20,8 @@ GATEWAY_PATH = "/v1/gateway"
 """Answers that a gateway is here; a gcs has no such route."""
 LISTEN_PATH = f"{GATEWAY_PATH}/listen"
 ACCEPT_PATH = f"{GATEWAY_PATH}/accept"
+METRICS_PATH = "/metrics"
+"""Has those of the gateway; each service has its own at its own port."""
 UPGRADE = "stoker-gateway"
 URL_HEADER = "Stoker-Url"
 """Of the answer to a listen: the URL inside the cluster."""
@@ -35,6 +37,8 @@ class GatewayInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     service: str = "gateway"
     version: str
+    has_drivers: bool = True
+    """Whether drivers come by it; on loopback they reach all by themselves."""
 
 
 class RequestHead(NamedTuple):

@@ -36,10 +36,13 @@ from stoker_wire.http.codec import (
     BYTES,
     JSON,
     MSGPACK,
+    PROBLEM,
+    TEXT,
     encode_json,
     encode_msgpack,
     without_env_vars,
 )
+from stoker_wire.http.gateway.calls import is_call
 from stoker_wire.http.principals import (
     ANONYMOUS,
     AUTHOR,
@@ -58,6 +61,7 @@ from stoker_wire.http.server.idempotency import (
 )
 from stoker_wire.http.server.request import BoundRoute, Reply, Request
 from stoker_wire.http.server.request_guard import check_role
+from stoker_wire.http.server.routes import is_api
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.common import Role
 from stoker_wire.process.log import REQUEST_ID
@@ -132,9 +136,7 @@ class Dispatcher:
             rules, seed = parse_faults(settings.faults), f"{settings.faults_seed} {name}"
             self._answer_route = with_faults(rules, seed, self._dispatch)
             log.warning("requests fail on purpose", extra={"STOKER_FAULTS": settings.faults})
-        metrics.gauge("http_in_flight", "Requests being answered.").set_function(
-            lambda: float(self._running)
-        )
+        metrics.show("stoker_http_requests_in_progress", lambda: self._running)
 
     def end_requests_of(self, token_id: str) -> None:
         """Cut off what is being answered to the bearers of a token, as it is revoked."""
@@ -148,14 +150,11 @@ class Dispatcher:
         Other requests end by themselves, at their deadlines.
         """
         for request in list(self.live.values()):
-            header = request.http.headers.get("Authorization")
             streams = request.route.stream or request.response is not None
             reads = request.route.method == "GET"
-            if streams and reads and header and request.task is not None:
-                try:
-                    self.guard.verify(header)
-                except UnauthorizedError:
-                    request.task.cancel("the secret of its token was given up")
+            good = not (streams and reads) or self.guard.verifies(request.http.headers)
+            if not good and request.task is not None:
+                request.task.cancel("the secret of its token was given up")
 
     async def answer(self, http: web.Request, handler: Endpoint) -> web.StreamResponse:
         """Answer one request; whatever goes wrong becomes a problem document."""
@@ -172,7 +171,8 @@ class Dispatcher:
         response: web.StreamResponse
         status = 499
         try:
-            principal = await self.guard.check(http.headers, http.path)
+            public = route is not None and route.public
+            principal = await self.guard.check(http.headers, http.path, http.method, public=public)
             if principal is not ANONYMOUS:
                 self.connections.proved(http.protocol)
             if route is not None and principal is not ANONYMOUS:
@@ -246,8 +246,7 @@ class Dispatcher:
         if "\0" in http.path or "%00" in http.query_string:
             # No id or name holds one, and not every database can compare it.
             raise BadRequestError("the URL holds a NUL character")
-        v1 = http.path.startswith("/v1")
-        if v1:
+        if is_api(http.path):
             check_protocol(http.headers.get(PROTOCOL_HEADER), peer=peer, service=self.name)
             if self.stopping.is_set():
                 raise UnavailableError(f"{self.name} is stopping")
@@ -386,6 +385,10 @@ class Dispatcher:
         status, headers["Content-Type"], body = problem_response(
             error, request_id=request_id, status=status
         )
+        route = self.routes.get(http.match_info.handler)
+        plain = route is not None and route.plain_errors
+        if plain and PROBLEM not in http.headers.get("Accept", ""):
+            headers["Content-Type"], body = f"{TEXT}; charset=utf-8", str(error).encode()
         if status == 503:
             headers["Retry-After"] = "1"
         elif isinstance(error, RateLimitedError):
@@ -404,9 +407,10 @@ class Dispatcher:
                     f"the caller speaks protocol {theirs}, {self.name} {PROTOCOL_TEXT}: "
                     f"upgrade {self.name}"
                 )
-            return NotFoundError(
-                f"{self.name} has no route {http.path}\n{suggestion(http.path, known)}"
-            )
+            fix = suggestion(http.path, known)
+            if is_call(http.path):
+                fix = "a gateway has it: stoker start --head --gateway-port 7601, and use that port"
+            return NotFoundError(f"{self.name} has no route {http.path}\n{fix}")
         if error.status == 405:
             allowed = error.headers.get("Allow", "")
             return BadRequestError(f"{http.path} takes {allowed}, not {http.method}")

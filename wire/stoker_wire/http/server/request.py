@@ -56,6 +56,7 @@ class BoundRoute:
         roles: frozenset[Role],
         body: Any = None,
         reply: Any = None,
+        replies: Mapping[int, Any] | None = None,
         query: Any = None,
         raw_body: bool = False,
         stream: bool = False,
@@ -65,6 +66,8 @@ class BoundRoute:
         idempotency: bool = True,
         before_ready: bool = False,
         expensive: bool = False,
+        plain_errors: bool = False,
+        public: bool = False,
         socket: SocketHandler | None = None,
     ) -> None:
         self.method = method
@@ -74,6 +77,7 @@ class BoundRoute:
         self.roles = roles
         self.body = body
         self.reply = reply
+        self.replies = replies or {}
         self.query = query
         self.raw_body = raw_body
         self.stream = stream
@@ -83,6 +87,8 @@ class BoundRoute:
         self.idempotency = idempotency and method == "POST"
         self.before_ready = before_ready
         self.expensive = expensive
+        self.plain_errors = plain_errors
+        self.public = public
         self.socket = socket
         self.codec: Codec[Any] | None = None if body is None else Codec(body)
         self.query_names = (

@@ -17,6 +17,7 @@ from stoker_wire.http.server.site_guard import SiteGuard
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from stoker_wire.http.dashboard.sessions import Sessions
     from stoker_wire.http.server.request import BoundRoute
     from stoker_wire.http.server.tokens import Authority, TokenSigner
     from stoker_wire.messages.common import Role
@@ -35,6 +36,8 @@ class RequestGuard:
     ) -> None:
         self._authority = authority
         self._tokens = tokens
+        self.sessions: Sessions | None = None
+        """Set where pages of browsers are served, whose requests come with a cookie."""
         self._site = SiteGuard(settings)
         self._open = ALWAYS_OPEN
         self.listens_on(None)
@@ -45,24 +48,50 @@ class RequestGuard:
         loopback = host is None or auth.is_loopback(host)
         self._open = OPEN_ON_LOOPBACK if loopback else ALWAYS_OPEN
 
-    async def check(self, headers: Mapping[str, str], path: str) -> Principal:
-        """Return who sends it; ForbiddenError or UnauthorizedError say what is wrong."""
+    async def check(
+        self, headers: Mapping[str, str], path: str, method: str, *, public: bool = False
+    ) -> Principal:
+        """Return who sends it, nobody to a ``public`` route.
+
+        ForbiddenError and UnauthorizedError say what is wrong.
+        """
         self._site.check(headers)
         header = headers.get("Authorization")
+        if public:
+            return ANONYMOUS
         if path in self._open:
             return self._shown(header)
-        if not header:
-            raise UnauthorizedError(
-                "the request has no token\n"
-                "send 'Authorization: Bearer <token>' (STOKER_TOKEN or the token file)",
-                field="Authorization",
-            )
-        principal = self.verify(header)
+        if header:
+            principal = self.verify(header)
+        else:
+            of_session = self.sessions and self.sessions.check(headers, method)
+            if not of_session:
+                raise UnauthorizedError(
+                    "the request has no token\n"
+                    "send 'Authorization: Bearer <token>' (STOKER_TOKEN or the token file)",
+                    field="Authorization",
+                )
+            principal = of_session
+        return await self.resolve(principal)
+
+    async def resolve(self, principal: Principal) -> Principal:
+        """Return the principal as the state has it; UnauthorizedError if its token is not valid any more."""
         return principal if self._authority is None else await self._authority.resolve(principal)
 
     def verify(self, header: str) -> Principal:
         """Return whose token an Authorization header has; UnauthorizedError if it is none of ours."""
         return self._tokens.verify(auth.bearer(header))
+
+    def verifies(self, headers: Mapping[str, str]) -> bool:
+        """Return whether the token or session that a request came with, if any, is still one of ours."""
+        try:
+            if header := headers.get("Authorization"):
+                self.verify(header)
+            elif self.sessions is not None:
+                self.sessions.find(headers)
+        except UnauthorizedError:
+            return False
+        return True
 
     def _shown(self, header: str | None) -> Principal:
         """Return who sends a request that needs no token, if its token is good."""

@@ -20,17 +20,25 @@ MAX_MSG_NBYTES = 1 << 16
 """The largest message of a WebSocket, where its route names no other limit."""
 
 
+def is_api(path: str) -> bool:
+    """Return whether a path is of the service's work (``/v1``, or Ray's ``/api``), not a probe."""
+    return path.startswith(("/v1", "/api/"))
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One HTTP route: ``handler(owner, request)`` answers ``method`` ``path``.
 
     ``roles`` are those of which a caller needs one. ``body``, ``reply`` and ``query`` are message types
-    (``reply`` of one line for a ``stream``); ``media_type`` is that of a reply of bytes;
+    (``reply`` of one line for a ``stream``), ``replies`` those of other statuses than 200;
+    ``media_type`` is that of a reply of bytes, or ``text/plain`` if lines may be had as text;
     ``parts`` are patterns of parts of the path, which the handler checks;
-    ``summary`` is a verb and its object, for the OpenAPI document. With ``raw_body`` the handler
-    awaits ``request.read()`` itself. A ``stream`` has no deadline. ``idempotency=False`` leaves
+    ``summary`` is a verb and its object, for the OpenAPI document; there the operation is named like the
+    handler (``submit_job``), and so are functions of clients that are made of it. With ``raw_body`` the
+    handler awaits ``request.read()`` itself. A ``stream`` has no deadline. ``idempotency=False`` leaves
     Idempotency-Key to the handler. ``before_ready`` answers even while the service is not ready. Of
-    ``expensive`` ones each user has a rate.
+    ``expensive`` ones each user has a rate. ``plain_errors`` are texts, for a client that is not
+    Stoker's, unless it accepts ``application/problem+json``. A ``public`` one asks for no token.
     """
 
     method: str
@@ -41,6 +49,7 @@ class Route:
     roles: frozenset[Role]
     body: Any = None
     reply: Any = None
+    replies: Mapping[int, Any] = field(default_factory=dict)
     query: Any = None
     raw_body: bool = False
     stream: bool = False
@@ -50,6 +59,8 @@ class Route:
     idempotency: bool = True
     before_ready: bool = False
     cost: Cost = "cheap"
+    plain_errors: bool = False
+    public: bool = False
 
 
 @dataclass(frozen=True, slots=True)

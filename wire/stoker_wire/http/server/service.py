@@ -12,6 +12,8 @@ import asyncio
 import contextlib
 import errno
 import os
+import socket
+import time
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,13 +24,16 @@ from aiohttp import web
 from stoker_wire.errors import (
     BadRequestError,
     InternalError,
+    NotFoundError,
     NotReadyError,
     OpenBindError,
     PortInUseError,
     StartError,
 )
 from stoker_wire.http.codec import BYTES, JSON, TEXT, encode_json
-from stoker_wire.http.principals import ADMINS, READERS, SERVICES
+from stoker_wire.http.dashboard.control_plane import PROCESS_PATH, ProcessStatus
+from stoker_wire.http.principals import ADMINS, ANONYMOUS, EVERYONE, READERS, SERVICES
+from stoker_wire.http.problems import ERROR_PAGES
 from stoker_wire.http.server.connections import Connections
 from stoker_wire.http.server.dispatch import Dispatcher, Endpoint
 from stoker_wire.http.server.idempotency import IdempotencyStore, MemoryStore
@@ -44,6 +49,7 @@ from stoker_wire.process import log
 from stoker_wire.process.background import Background
 from stoker_wire.process.metrics import Metrics
 from stoker_wire.process.run_service import run_service
+from stoker_wire.process.setting_values import DEFAULT
 from stoker_wire.tls.contexts import check_listener, server_context
 from stoker_wire.tls.files import files_of
 from stoker_wire.tls.listener import TlsSite
@@ -95,10 +101,11 @@ class Service:
         self.version = version
         self.host = ""
         self.port = 0
+        self._started_at_s = time.time()
         self.unix_path: str | None = None
         self.obstacle = ""
         """Why it cannot serve now, in words; ``/readyz`` says so. Empty if it can."""
-        self.metrics = Metrics()
+        self.metrics = Metrics(name)
         self.log = log.service_logger(name)
         self.routes: list[BoundRoute] = []
         self.tokens = token if isinstance(token, TokenSigner) else TokenSigner(token)
@@ -157,6 +164,7 @@ class Service:
         roles: frozenset[Role] = READERS,
         body: Any = None,
         reply: Any = None,
+        replies: Mapping[int, Any] | None = None,
         query: Any = None,
         summary: str,
         raw_body: bool = False,
@@ -167,15 +175,20 @@ class Service:
         idempotency: bool = True,
         before_ready: bool = False,
         cost: Cost = "cheap",
+        plain_errors: bool = False,
+        public: bool = False,
     ) -> None:
         """Register ``handler`` and its entry in the OpenAPI document.
 
         ``roles`` are those of which a caller needs one (a table always names them). ``body``,
-        ``reply`` and ``query`` are message types (``reply`` of one line for a ``stream``), ``media_type``
-        is that of a reply of bytes, ``parts`` are patterns of parts of the path. With ``raw_body`` the
+        ``reply`` and ``query`` are message types (``reply`` of one line for a ``stream``), ``replies``
+        those of other statuses than 200, ``media_type`` is that of a reply of bytes, or ``text/plain`` if
+        lines may be had as text, ``parts`` are patterns of parts of the path. With ``raw_body`` the
         handler awaits ``req.read()`` itself. A ``stream`` has no deadline.
         ``idempotency=False`` leaves Idempotency-Key to the handler. ``before_ready`` answers even while
-        the service is not ready. Of ``expensive`` ones each user has a rate.
+        the service is not ready. Of ``expensive`` ones each user has a rate. ``plain_errors`` are texts,
+        for a client that is not Stoker's, unless it accepts ``application/problem+json``. A ``public``
+        route asks for no token.
         """
         self._add(
             BoundRoute(
@@ -186,6 +199,7 @@ class Service:
                 roles=roles,
                 body=body,
                 reply=reply,
+                replies=replies,
                 query=query,
                 raw_body=raw_body,
                 stream=stream,
@@ -195,6 +209,8 @@ class Service:
                 idempotency=idempotency,
                 before_ready=before_ready,
                 expensive=cost == "expensive",
+                plain_errors=plain_errors,
+                public=public,
             )
         )
 
@@ -308,10 +324,17 @@ class Service:
         except BaseException:
             await self._runner.cleanup()
             raise
+        self.metrics.lag.start()
         if self.tokens.secret.path is not None:
             self._background.spawn(self.tokens.secret.follow(), name="secret")
         where = {"url": self.url if host else None, "unix": self.unix_path}
         self.log.info("listening", extra=where)
+
+    def protocol(self) -> asyncio.Protocol:
+        """Return the protocol of a connection that another than this service has accepted."""
+        assert self._runner is not None, "the service was started"
+        assert self._runner.server is not None
+        return self._runner.server()
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Stop listening, let requests finish for ``grace_s``, close watches and sockets."""
@@ -319,6 +342,7 @@ class Service:
             return
         runner, self._runner = self._runner, None
         self.stopping.set()
+        self.metrics.lag.stop()
         await self._background.close()
         for site in list(runner.sites):
             await site.stop()
@@ -371,23 +395,62 @@ class Service:
 
     def _add_own_routes(self) -> None:
         for path, handler, summary, returns in (
-            ("/healthz", self._healthz, "Check liveness", {"reply": Health}),
-            ("/readyz", self._readyz, "Check readiness", {"reply": Health}),
-            ("/metrics", self._metrics, "Get metrics, for Prometheus", {"media_type": TEXT}),
-            ("/openapi.json", self._document, "Get this API as OpenAPI 3.1", {"media_type": JSON}),
+            ("/healthz", self._check_liveness, "Check liveness", {"reply": Health}),
+            ("/readyz", self._check_readiness, "Check readiness", {"reply": Health}),
+            ("/metrics", self._get_metrics, "Get metrics, for Prometheus", {"media_type": TEXT}),
+            (
+                "/openapi.json",
+                self._get_openapi,
+                "Get this API as OpenAPI 3.1",
+                {"media_type": JSON},
+            ),
         ):
             self.route("GET", path, handler, roles=READERS, summary=summary, **returns)
         self.route(
             "GET",
+            f"{ERROR_PAGES}{{code}}",
+            self._get_error_page,
+            roles=EVERYONE,
+            public=True,  # who is refused for a token may read why
+            summary="Get page of an error code, as a text of Markdown",
+            media_type=TEXT,
+        )
+        self.route(
+            "GET",
             SECRET_PATH,
-            self._secret,
+            self._get_secret,
             roles=SERVICES | ADMINS,
             reply=SecretStatus,
             before_ready=True,
             summary="Get names of secrets in use, and who has yet to follow",
         )
+        self.route(
+            "GET",
+            PROCESS_PATH,
+            self._get_service,
+            roles=SERVICES | ADMINS,
+            reply=ProcessStatus,
+            before_ready=True,
+            summary="Get version, settings and lag of this process",
+        )
 
-    async def _secret(self, _: Request) -> SecretStatus:
+    async def _get_service(self, _: Request) -> ProcessStatus:
+        return self.status()
+
+    def status(self) -> ProcessStatus:
+        """Return what this process says of itself."""
+        return ProcessStatus(
+            service=self.name,
+            version=self.version,
+            url=self.url,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            started_at_s=self._started_at_s,
+            loop_lag_s=self.metrics.lag.recent_s,
+            settings=tuple(one for one in self.settings.describe() if one.source != DEFAULT),
+        )
+
+    async def _get_secret(self, _: Request) -> SecretStatus:
         secret = self.tokens.secret
         return SecretStatus(
             service=self.name,
@@ -397,24 +460,40 @@ class Service:
             fixed=secret.path is None,
         )
 
-    async def _healthz(self, _: Request) -> Health:
+    async def _check_liveness(self, _: Request) -> Health:
         return Health(service=self.name, version=self.version, status="ok")
 
-    async def _readyz(self, _: Request) -> Health:
+    async def _check_readiness(self, _: Request) -> Health:
         if not self.is_ready:
             raise NotReadyError(f"{self.name} has not finished starting, or is stopping")
         if self.obstacle:
             raise NotReadyError(f"{self.name} cannot serve now\n{self.obstacle}")
         return Health(service=self.name, version=self.version, status="ready")
 
-    async def _metrics(self, _: Request) -> web.Response:
+    async def _get_metrics(self, req: Request) -> web.Response:
+        of_users = req.principal.sees_all or req.principal is ANONYMOUS
+        await self.metrics.measure()
         return web.Response(
-            body=self.metrics.render(), headers={"Content-Type": self.metrics.content_type}
+            body=self.metrics.render(of_users=of_users),
+            headers={"Content-Type": self.metrics.content_type},
         )
 
-    async def _document(self, _: Request) -> web.Response:
+    async def _get_error_page(self, req: Request) -> web.Response:
+        from stoker_wire.http.error_pages.page import PAGES, page_of
+
+        code = req.path["code"]
+        if code not in PAGES:
+            raise NotFoundError(
+                f"no error has the code {code}\nlook it up among those of: stoker docs",
+                field="code",
+            )
+        return web.Response(
+            body=page_of(code).encode(), headers={"Content-Type": f"{TEXT}; charset=utf-8"}
+        )
+
+    async def _get_openapi(self, _: Request) -> web.Response:
         if self._openapi is None:
-            from stoker_wire.http.server.openapi import document
+            from stoker_wire.http.server.openapi.document import document
 
             self._openapi = encode_json(document(self.name, self.version, self.routes))
         return web.Response(body=self._openapi, headers={"Content-Type": JSON})

@@ -8,7 +8,10 @@ it was revoked since, or its job has ended, is known to the gcs alone (:class:`A
 from __future__ import annotations
 
 import hmac
+import math
+import os
 import time
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jwt
@@ -27,6 +30,16 @@ AUDIENCE = "stoker"
 """The ``aud`` of all tokens: one of another system that is signed by the same secret is none of ours."""
 CACHED = 4096
 """Tokens whose signatures are not checked again: a request is checked by looking one up."""
+
+
+class Use(StrEnum):
+    """The use of a token: one for a session is no bearer's, nor the other way round."""
+
+    BEARER = ""
+    SESSION = "session"
+    """In a cookie, for the page of a browser (:mod:`stoker_wire.http.dashboard.sessions`)."""
+    LOGIN = "login"
+    """To begin such a session, once it is in the link that a person opens."""
 
 
 class Authority(Protocol):
@@ -51,7 +64,7 @@ class TokenSigner:
 
     def __init__(self, secret: str | ClusterSecret) -> None:
         self.secret = secret_of(secret)
-        self._known: dict[str, Principal] = {}
+        self._known: dict[tuple[str, Use], Principal] = {}
         self._keys: tuple[bytes, ...] = ()
         """What signs is derived from the secret, which so is a key for nothing else."""
         self._use_secrets()
@@ -86,18 +99,22 @@ class TokenSigner:
 
     def user(self, principal: Principal, *, issued_at_s: float) -> str:
         """Return the token of a person."""
-        claims: dict[str, Any] = {
-            "role": principal.role,
-            "sub": principal.name,
-            "namespaces": list(principal.namespaces),
-            "jti": principal.token_id,
-            "iat": int(issued_at_s),
-        }
+        claims = _person_claims(principal, int(issued_at_s))
         if principal.expires_at_s is not None:
             claims["exp"] = principal.expires_at_s
-        if principal.run_as:
-            claims["run_as"] = principal.run_as
         return self._sign(claims)
+
+    def person(self, principal: Principal, use: Use, lifetime_s: float) -> str:
+        """Return a token of a person for another use than a bearer's; it ends with theirs at the latest."""
+        now_s = time.time()
+        until_s = principal.expires_at_s
+        claims = _person_claims(principal, int(now_s))
+        claims |= {"use": use, "nonce": os.urandom(8).hex(), "until": until_s}
+        return self._sign({**claims, "exp": min(now_s + lifetime_s, until_s or math.inf)})
+
+    def names_of(self, what: str) -> tuple[str, ...]:
+        """Return what something is called in this cluster and in no other: a name for each secret."""
+        return tuple(hmac.digest(key, what.encode(), "sha256").hex()[:12] for key in self._keys)
 
     def operator(self, lifetime_s: float) -> str:
         """Return an admin's token for whoever has the secret, which so need not be sent."""
@@ -110,14 +127,16 @@ class TokenSigner:
     def _sign(self, claims: dict[str, Any]) -> str:
         return _signed(claims, self._keys[0])
 
-    def verify(self, token: str) -> Principal:
-        """Return whose token it is; UnauthorizedError if it was not made here, or has expired."""
-        principal = self._known.get(token)
+    def verify(self, token: str, use: Use = Use.BEARER) -> Principal:
+        """Return whose token it is; UnauthorizedError if it has expired, or is not for this use."""
+        principal = self._known.get((token, use))
         if principal is None:
-            principal = self._decoded(token)
+            principal = self._decoded(token, use)
+            if use is Use.LOGIN:  # checked whole, each time: its own end is not the person's
+                return principal
             if len(self._known) >= CACHED:
                 self._known.clear()
-            self._known[token] = principal
+            self._known[token, use] = principal
         if principal.expires_at_s is not None and principal.expires_at_s <= time.time():
             raise UnauthorizedError(
                 f"this token of {principal} has expired\nmake another: stoker token create",
@@ -125,16 +144,26 @@ class TokenSigner:
             )
         return principal
 
-    def _decoded(self, token: str) -> Principal:
-        shown = token.encode()
-        if any(hmac.compare_digest(shown, one.encode()) for one in self.secret.values):
+    def _decoded(self, token: str, use: Use) -> Principal:
+        shown = token.encode(errors="replace")  # a header may have any bytes
+        if use is Use.BEARER and any(
+            hmac.compare_digest(shown, one.encode()) for one in self.secret.values
+        ):
             return ROOT
         for key in self._keys:
             try:
                 # Its expiry is looked at with each request, and not only with the first.
                 claims = jwt.decode(
-                    token, key, [ALGORITHM], audience=AUDIENCE, options={"verify_exp": False}
+                    token,
+                    key,
+                    [ALGORITHM],
+                    audience=AUDIENCE,
+                    options={"verify_exp": use is Use.LOGIN},
                 )
+                if claims.get("use", "") != use:
+                    continue
+                if use is Use.LOGIN:
+                    claims["exp"] = claims["until"]
                 return _principal_of(claims)
             except (jwt.InvalidTokenError, KeyError, TypeError, ValueError):
                 continue
@@ -156,6 +185,19 @@ def _signed(claims: dict[str, Any], key: bytes) -> str:
 def _job_claims(job_id: str, actor_id: str) -> dict[str, Any]:
     actor = {"actor": actor_id} if actor_id else {}
     return {"role": Role.JOB, "job": job_id, **actor}
+
+
+def _person_claims(principal: Principal, issued_at_s: int) -> dict[str, Any]:
+    claims: dict[str, Any] = {
+        "role": principal.role,
+        "sub": principal.name,
+        "namespaces": list(principal.namespaces),
+        "jti": principal.token_id,
+        "iat": issued_at_s,
+    }
+    if principal.run_as:
+        claims["run_as"] = principal.run_as
+    return claims
 
 
 def _principal_of(claims: dict[str, Any]) -> Principal:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from aiohttp import ClientConnectionResetError, web
 
-from stoker_wire.errors import InternalError, StokerError
+from stoker_wire.errors import InternalError, StokerError, UnavailableError
 from stoker_wire.http.codec import EVENT_STREAM, NDJSON, encode_json
 from stoker_wire.http.problems import problem_of
 from stoker_wire.messages.control import Event
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stoker_wire.http.server.request import Request
 
 T = TypeVar("T")
+_LOOK_S = 0.2
 
 BOOKMARK = "bookmark"
 """Kind of an event that only moves the cursor."""
@@ -100,10 +101,38 @@ async def bytes_response(
         await response.write_eof()
     except Exception as error:
         # A source may fail with a ConnectionError too: only a reader that is gone is no error.
-        if _left(error) and (req.http.transport is None or req.http.transport.is_closing()):
+        if _left(error) and _has_left(req):
             return response
         raise
     return response
+
+
+async def while_read(req: Request, work: Awaitable[T]) -> T:
+    """Return what ``work`` does; cancel it when the reader goes away or this service stops."""
+
+    async def outcome() -> tuple[T | None, Exception | None]:
+        try:
+            return await work, None
+        except Exception as error:
+            return None, error
+
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(outcome())
+        while not working.done():
+            await asyncio.wait({working}, timeout=_LOOK_S)
+            if _has_left(req) or req.stopping.is_set():
+                working.cancel()
+                break
+    if working.cancelled():
+        raise UnavailableError("nobody waits for it any more")
+    result, error = working.result()
+    if error is not None:
+        raise error
+    return cast("T", result)
+
+
+def _has_left(req: Request) -> bool:
+    return req.http.transport is None or req.http.transport.is_closing()
 
 
 async def _open(req: Request, content_type: str) -> web.StreamResponse:

@@ -60,6 +60,15 @@ def test_a_lost_worker_restarts_while_restarts_are_left(
     assert actors.worker_lost(actor, CAUSE, 2.0, lease_id="l_0") is None
 
 
+def test_the_time_of_earlier_incarnations_is_kept() -> None:
+    actor = an_actor(
+        ActorState.ALIVE, lease_id="l_1", max_restarts=1, started_at_s=100.0, ran_before_s=7.0
+    )
+    transition = actors.worker_lost(actor, CAUSE, 110.0, lease_id="l_1")
+    assert transition is not None
+    assert (transition.record.started_at_s, transition.record.ran_before_s) == (None, 17.0)
+
+
 def test_a_preempted_actor_comes_back_without_using_up_a_restart() -> None:
     exit_ = WorkerExit(worker_id="w_1", node_id="n_1", cause="preempted for x", preempted=True)
     actor = an_actor(ActorState.ALIVE, lease_id="l_1", max_restarts=0)

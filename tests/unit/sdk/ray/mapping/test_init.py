@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -73,3 +74,26 @@ def test_each_keyword_without_effect_says_so_once() -> None:
         for _ in range(2):
             mapping._check_names({"storage": "/x", "_temp_dir": None, "logging_level": 3})
     assert [str(one.message).partition(" has")[0] for one in caught] == ["init(storage=...)"]
+
+
+def test_the_memory_threshold_of_the_system_config_is_a_setting_of_the_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def started(*_: Any, **__: Any) -> Any:
+        seen.append(os.environ.get("STOKER_MEMORY_THRESHOLD"))
+        return SimpleNamespace(address_info={}, dashboard_url="")
+
+    monkeypatch.setattr(mapping.stoker, "init", started)
+    monkeypatch.delenv("STOKER_MEMORY_THRESHOLD", raising=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mapping.init(_system_config={"memory_usage_threshold": 0.4})
+    assert "STOKER_MEMORY_THRESHOLD" not in os.environ
+    monkeypatch.setenv("STOKER_MEMORY_THRESHOLD", "0.9")
+    with pytest.warns(UserWarning, match="memory_usage_threshold"):
+        mapping.init(_system_config={"memory_usage_threshold": 0.4, "other": 1})
+    mapping.init()
+    assert seen == ["0.4", "0.4", "0.9"]
+    assert os.environ["STOKER_MEMORY_THRESHOLD"] == "0.9"

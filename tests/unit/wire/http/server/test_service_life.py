@@ -146,16 +146,17 @@ async def test_a_websocket_carries_bytes_and_closes_when_the_service_stops(
 
 async def test_metrics_count_by_route_template(cluster: Cluster) -> None:
     service = orders(cluster)
-    jobs = service.metrics.counter("jobs_total", "Jobs.", ("state",))
+    nodes = {"ALIVE": 2, 'odd "\\\n': 0.5}
+    service.metrics.show("stoker_nodes", lambda: nodes)
     client = cluster.client(await cluster.start(service))
     for id_ in ("1", "2"):
         await client.call("POST", f"/v1/orders/{id_}", Order(name="x"))
-    jobs.labels("done").inc()
     text = (await client.call("GET", "/metrics", raw=True)).decode()
-    line = 'stoker_http_requests_total{method="POST",route="/v1/orders/{id}",status="200"} 2.0'
+    line = 'stoker_http_requests_total{method="POST",route="/v1/orders/{id}",status="200"} 2'
     assert line in text
-    assert 'stoker_jobs_total{state="done"} 1.0' in text
-    assert "stoker_http_in_flight 1.0" in text
+    assert 'stoker_nodes{state="ALIVE"} 2\n' in text
+    assert 'stoker_nodes{state="odd \\"\\\\\\n"} 0.5\n' in text
+    assert "stoker_http_requests_in_progress 1" in text
 
 
 async def test_a_request_id_follows_a_chain_of_calls(cluster: Cluster) -> None:

@@ -13,6 +13,7 @@ from aiohttp import web
 from tests.unit.wire.conftest import TOKEN
 
 if TYPE_CHECKING:
+    from stoker_wire.http.principals import Principal
     from stoker_wire.http.server.service import Request, Service
     from tests.unit.wire.conftest import Cluster
 
@@ -79,9 +80,9 @@ async def test_a_peer_that_leaves_as_it_upgrades_is_no_error(
                 await asyncio.sleep(0)
         left.set()
 
-    async def late_check(headers: Any, path: str) -> str:
+    async def late_check(headers: Any, path: str, method: str, *, public: bool) -> Principal:
         await leave()
-        return await check(headers, path)
+        return await check(headers, path, method, public=public)
 
     async def late_sign(http: web.Request, response: web.StreamResponse) -> None:
         await sign(http, response)

@@ -1,0 +1,1 @@
+"""Routes about running processes: their output, their stacks and their profiles."""

@@ -1,0 +1,1 @@
+"""The user's spans, and the timeline of what ran."""

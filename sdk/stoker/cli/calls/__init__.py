@@ -1,0 +1,1 @@
+"""Commands that call what runs on a cluster, and stop it, by a gateway."""

@@ -1,0 +1,1 @@
+"""Commands about running processes: their output, their stacks and their profiles."""

@@ -1,0 +1,1 @@
+"""The messages between the gcs and the page of its dashboard."""

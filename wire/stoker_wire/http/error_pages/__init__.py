@@ -1,0 +1,1 @@
+"""The pages of the error codes: ``page`` renders them, the other modules have their texts."""
