@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
-
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
 from stoker_scheduler.core.machine import step
@@ -14,9 +12,11 @@ from stoker_scheduler.core.model.queues import QueueSpec
 from stoker_scheduler.core.model.requirements import make_requirements
 from stoker_scheduler.core.state import SchedulingPolicy, State
 
-REST_S = 900.0
+REST_S = 600.0
 """Long enough for ages, shares and reservations to have their say."""
 END_S = 1500.0
+BURST_S = 10.0
+"""Stops so near to each other have one occasion."""
 QUEUES = ("a", "b", "b.c")
 
 
@@ -102,9 +102,10 @@ class Rest:
             self.feed(ev.Tick(at_s=self.at_s))
 
 
-@pytest.mark.parametrize("turn", range(12))
-def test_stops_end_where_nothing_arrives_or_ends(seed: int, turn: int) -> None:
-    world = Rest(seed * 100 + turn)
-    world.run()
-    late = [at_s for at_s in world.stopped_at_s if at_s > REST_S]
-    assert not late, f"world {seed * 100 + turn} still stops work at {late[:5]}"
+def test_stops_end_where_nothing_arrives_or_ends(seed: int) -> None:
+    for turn in range(24):
+        world = Rest(seed * 100 + turn)
+        world.run()
+        late = sorted({at_s // BURST_S * BURST_S for at_s in world.stopped_at_s if at_s > REST_S})
+        # One may be due at last, to one that has waited long; what follows it would be a circle.
+        assert len(late) <= 1, f"world {seed * 100 + turn} still stops work at {late[:5]}"

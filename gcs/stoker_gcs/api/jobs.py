@@ -210,6 +210,7 @@ ROUTES = (
         query=DriverExitQuery,
         raw_body=True,
         stream=True,
+        replies={204: None},
         roles=WORK,
         summary="Report exit of attached driver: the one byte of the body is its exit code",
     ),

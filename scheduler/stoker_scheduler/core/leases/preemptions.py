@@ -6,7 +6,7 @@ found there, not all that there is. One is over when the last of its victims is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,15 +85,23 @@ class Preemptions:
                 for place in one.places:
                     _discard(self._at, place, number)
 
-    def after(self, place: NodeInfo) -> NodeInfo:
-        """Return a copy of ``place`` as it will be when the preemptions under way are done."""
+    def after(
+        self, place: NodeInfo, ends: Callable[[LeaseState], bool] = lambda lease: True
+    ) -> NodeInfo:
+        """Return a copy of ``place`` as it will be when those victims are gone of which ``ends`` says so.
+
+        The room of a preemption is taken there once all its victims are gone.
+        """
         trial = place.copy()
         freed: dict[str, None] = {}
         for one in self._at.get(_key(place), {}).values():
-            for lease in one.victims.values():
+            gone = [lease for lease in one.victims.values() if ends(lease)]
+            for lease in gone:
                 if lease.place is place and lease.lease_id not in freed:
                     freed[lease.lease_id] = None
                     trial.free(lease.requirements, lease.gpus, blocked=lease.blocked)
+            if len(gone) < len(one.victims):
+                continue
             for where, requirements in one.makes_room:
                 gpus = trial.choose(requirements) if where is place else None
                 if gpus is not None:

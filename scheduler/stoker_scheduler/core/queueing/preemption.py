@@ -9,14 +9,16 @@ limit keeps from starting. Background leases are ended at once for any other wor
 A lease that is *preemptible* is also stopped: its nodelet gives the worker notice, and ends it when the
 grace has passed. A placement group is stopped as a whole, with all that runs in it. So that this never goes
 round in circles, each reason is an order: a lease is stopped only for a higher priority than it was granted
-by in its queue, for a reservation there of a request that waited before its own did, or for an account, or
-queue, that has no more than its part even then. The room is reserved for what it was made for; should another
-get it all the same, whose turn is earlier, nothing more is stopped for that for a while.
+by in its queue; for a reservation there of a request that waited before its own did, unless its account could
+claim the room back by its share; or for an account, or queue, that has no more than its part even then. It
+is not stopped where the room comes only when other work ends too, which was asked for it. The room is
+reserved for what it was made for; should another get it all the same, whose turn is earlier, nothing more is
+stopped for that for a while, each time for twice as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -155,7 +157,7 @@ def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Out
         )
 
     head = subqueue.head(state.at_s, state.policy.aging_s)
-    claims = _or_background(head, _claims_by_order(state, firsts, reserved_nodes))
+    claims = _or_background(head, _claims_by_order(state, firsts, reserved_nodes, busy))
     if busy.asked and not isinstance(requirements, Gang):
         _stop_asked(state, requirements, busy.asked, subqueue.wanted, outbox, claims)
     if limit <= 0:
@@ -201,6 +203,8 @@ class Claim:
 
 Claims = Callable[[LeaseState], "Claim | None"]
 """Returns for what a lease may be stopped, or None."""
+Stopped = tuple[LeaseState, Claim]
+"""A lease that is to be stopped, and for what."""
 
 
 def _no_claim(lease: LeaseState) -> Claim | None:
@@ -219,10 +223,22 @@ def _or_background(head: PendingRequest, claims: Claims) -> Claims:
 
 
 def _claims_by_order(
-    state: State, firsts: Iterable[PendingRequest], reserved_nodes: Iterable[str]
+    state: State,
+    firsts: list[PendingRequest],
+    reserved_nodes: Iterable[str],
+    busy: BusyLeases,
 ) -> Claims:
-    """Return the claims of a higher priority, and of a reservation for what has waited longer."""
-    firsts = [first for first in firsts if _may_force(state, first)]
+    """Return the claims of a higher priority, and of a reservation for what has waited longer.
+
+    A reservation takes nothing that its account could claim back as a part of its fair share. Where the same
+    requirements wait in a queue above, these have the next turn, and so the room.
+    """
+    queues = {first.account.queue for first in firsts}
+
+    def is_next(first: PendingRequest) -> bool:
+        return queues.isdisjoint(state.tenants.names_above(first.account.queue)[1:])
+
+    firsts = [first for first in firsts if _may_force(state, first) and is_next(first)]
 
     def claim(lease: LeaseState) -> Claim | None:
         for first in firsts if lease.preemptible else ():
@@ -232,11 +248,20 @@ def _claims_by_order(
             if priority > lease.effective_priority:
                 return Claim(first, f"of priority {priority} (its own is {lease.priority})")
             waited_longer = first.since_s < lease.since_s and priority >= lease.effective_priority
-            if waited_longer and lease.node_id in reserved_nodes:
+            if not waited_longer or lease.node_id not in reserved_nodes:
+                continue
+            if first.account == lease.account or _is_for_good(state, first, lease, busy.fair):
                 return Claim(first, f"which has waited for {state.at_s - first.since_s:.0f} s")
         return None
 
     return claim
+
+
+def _is_for_good(state: State, first: PendingRequest, lease: LeaseState, fair: FairShares) -> bool:
+    """Return whether a lease that another account loses to ``first`` is not its to claim back."""
+    wanted_share = dominant_share(dict(state.cost(first.requirements)), state.capacity)
+    taken = fair.may_take(first.account, lease)
+    return taken or fair.may_force(first.account, lease, wanted_share)
 
 
 def _claims_by_share(state: State, subqueue: Subqueue, fair: FairShares) -> Claims:
@@ -356,6 +381,7 @@ def _preempt(
 
     ends_with = partial(_rest_of_gang, state, {})
     preempted: list[LeaseState] = []
+    stopped: list[Stopped] = []
     room: list[str] = []
     count = 0
     compared = COMPARED_PLACES if state.preemptible else 1
@@ -373,19 +399,24 @@ def _preempt(
         place, trial, there = best.place, best.trial, best.candidates
         as_seen = state.preemptions.count_at(place) == best.seen
         if as_seen and all(yields(lease) for lease in best.chosen):
+            makes_room = ((place, requirements),)
+            stoppable = _stoppable(state, best.victims, claims, makes_room, stopped)
+            if not stoppable and any(lease.kind is not Kind.TASK for lease in best.victims):
+                continue
             count += 1
             for lease in best.victims:
                 chosen(lease)
-            _begin(state, requirements, best.victims, ((place, requirements),))
+            _begin(state, requirements, best.victims, makes_room)
             preempted += best.victims
-            room += [] if place.bundle_lease_id else [place.node_id]
+            stopped += stoppable
+            room += [] if place.bundle_lease_id or not stoppable else [place.node_id]
         else:  # what was preempted since has changed the shares, or ends here too
             trial = state.preemptions.after(place)
         there[:] = [lease for lease in there if not lease.preempted]
         again = propose(place, trial, there)
         proposals[:0] = [again] if again is not None else []
     ask_back(preempted, outbox)
-    _stop(state, requirements, preempted, claims, outbox, room)
+    _stop(state, requirements, stopped, outbox, room)
     return count
 
 
@@ -430,11 +461,14 @@ def _preempt_for_gang(
                 other.free(lease.requirements, lease.gpus, blocked=lease.blocked)
             ending[lease.lease_id] = lease
     victims = list(ending.values())
+    room = tuple((state.nodes[node_id], gang.bundles[index]) for index, node_id in placement)
+    stopped = _stoppable(state, victims, claims, room)
+    if not stopped and any(lease.kind is not Kind.TASK for lease in victims):
+        return []
     if victims:
-        room = tuple((state.nodes[node_id], gang.bundles[index]) for index, node_id in placement)
         _begin(state, gang, victims, room)
         ask_back(victims, outbox)
-        _stop(state, gang, victims, claims, outbox, [node_id for _, node_id in placement])
+        _stop(state, gang, stopped, outbox, [node_id for _, node_id in placement])
     return victims
 
 
@@ -482,17 +516,57 @@ def _begin(
     state.preemptions.begin(requirements, victims, makes_room)
 
 
+def _stoppable(
+    state: State,
+    victims: list[LeaseState],
+    claims: Claims,
+    makes_room: tuple[tuple[NodeInfo, Requirements], ...],
+    before: Sequence[Stopped] = (),
+) -> list[Stopped]:
+    """Return those of ``victims`` that may be stopped, and why; none if the room does not come by that alone.
+
+    What was found ``before`` is stopped with them. Nobody knows when work ends that its owner is only
+    asked for: what is stopped before that may be stopped in vain.
+    """
+    stopped = [(lease, claim) for lease in victims if (claim := claims(lease)) is not None]
+    lease_ids = {lease.lease_id for lease, _ in (*before, *stopped)}
+    groups = {lease.group_id for lease, _ in (*before, *stopped) if lease.kind is Kind.BUNDLE}
+
+    def ends(lease: LeaseState) -> bool:
+        with_gang = lease.kind is Kind.BUNDLE and lease.group_id in groups
+        return with_gang or lease.lease_id in lease_ids or _is_ending(state, lease)
+
+    trials: dict[tuple[str, str], NodeInfo] = {}
+    for place, requirements in makes_room if stopped else ():
+        key = (place.node_id, place.bundle_lease_id)
+        if key not in trials:
+            trial = trials[key] = state.preemptions.after(place, ends)
+            for lease in victims:
+                if lease.place is place and ends(lease) and not lease.preempted:
+                    trial.free(lease.requirements, lease.gpus, blocked=lease.blocked)
+        trial = trials[key]
+        if first_obstacle(trial, requirements, RESOURCE_RULES) is not None:
+            return []
+        trial.allocate(requirements, trial.choose(requirements) or {})
+    return stopped
+
+
+def _is_ending(state: State, lease: LeaseState) -> bool:
+    """Return whether a lease that is preempted ends soon: it is stopped, or nothing runs in it."""
+    if lease.kind is Kind.BUNDLE:
+        return state.groups[lease.group_id].closing
+    return bool(lease.stop_reason) or lease.idle or lease.phase is not Phase.HELD
+
+
 def _stop(
     state: State,
     requirements: Requirements | Gang,
-    victims: Iterable[LeaseState],
-    claims: Claims,
+    stopped: list[Stopped],
     outbox: Outbox,
     room: Iterable[str],
 ) -> None:
-    """Have the nodelets end those of ``victims`` that may be stopped; reserve the nodes with the ``room``."""
+    """Have the nodelets end leases; reserve the nodes with the ``room`` that this makes."""
     policy = state.policy
-    stopped = [(lease, claim) for lease in victims if (claim := claims(lease)) is not None]
     if not stopped:
         return
     until_s = state.at_s
@@ -510,10 +584,9 @@ def _stop(
             stop_group(state, state.groups[lease.group_id], reason_of, grace_s, outbox)
         else:
             stop_lease(state, lease, _reason(claim, lease), grace_s, outbox)
-    for lease, claim in stopped:
-        if lease.requirements.background:
-            continue  # it claims nothing back
-        key = (claim.pending.account, claim.pending.request.class_key)
+    # What is background work claims nothing back.
+    served = [claim.pending for lease, claim in stopped if not lease.requirements.background]
+    for key in {(pending.account, pending.request.class_key): None for pending in served}:
         known = state.forced.pop(key, None)
         times = known.times + 1 if known is not None and state.at_s >= known.until_s else 0
         state.forced[key] = Force(until_s + policy.aging_s * 2.0**times, min(times, 16))
@@ -534,17 +607,19 @@ def _stop_asked(
     outbox: Outbox,
     claims: Claims,
 ) -> None:
-    """Stop leases that were only asked for until now, up to ``limit``, where the end of one makes room."""
+    """Stop leases that were only asked for until now, where this makes room for up to ``limit`` leases."""
+    places: dict[tuple[str, str], Place] = {}
     for lease in asked:
-        if limit == 0:
-            return
-        if lease.stop_reason or lease.group_id != requirements.group_id or claims(lease) is None:
-            continue
-        trial = lease.place.copy()
-        trial.free(lease.requirements, lease.gpus, blocked=lease.blocked)
-        if first_obstacle(trial, requirements) is None:
+        if not lease.stop_reason and lease.group_id == requirements.group_id and claims(lease):
+            key = (lease.place.node_id, lease.place.bundle_lease_id)
+            places.setdefault(key, (lease.place, []))[1].append(lease)
+    for place, there in places.values():
+        trial = state.preemptions.after(place, partial(_is_ending, state))
+        while limit and (victims := choose_victims(trial, requirements, there, _anyone)):
             limit -= 1
-            _stop(state, requirements, [lease], claims, outbox, [lease.node_id])
+            stopped = [(lease, claim) for lease in victims if (claim := claims(lease)) is not None]
+            _stop(state, requirements, stopped, outbox, [place.node_id])
+            there = [lease for lease in there if lease not in victims]
 
 
 def _forget_oldest(remembered: dict[tuple[Account, str], Any]) -> None:

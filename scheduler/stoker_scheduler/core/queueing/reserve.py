@@ -79,16 +79,19 @@ def update_reservations(state: State, waiting: Sequence[Subqueue]) -> float:
 def reserve_room(
     state: State, requirements: Requirements | Gang, node_ids: Iterable[str], until_s: float
 ) -> None:
-    """Reserve the nodes where work is stopped for ``requirements``, so that no other takes the room."""
-    if requirements in state.reserved:
-        return
+    """Reserve the nodes where work is stopped for ``requirements``, so that no other takes the room.
+
+    Besides those that are reserved for them already.
+    """
     free = [i for i in dict.fromkeys(node_ids) if state.nodes[i].reserved_for is None]
     if not free:
         return
     names = _names_of(state, requirements, free)
     for node_id in free:
         state.nodes[node_id].reserved_for = requirements
-    state.reserved[requirements] = Reservation(tuple(free), until_s)
+    known = state.reserved.get(requirements, Reservation((), until_s))
+    node_ids, until_s = (*known.node_ids, *free), max(known.until_s, until_s)
+    state.reserved[requirements] = Reservation(node_ids, until_s)
     _reserve_names(state, names)
     state.set_timer(until_s, Timer.CYCLE)
 

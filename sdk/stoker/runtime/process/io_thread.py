@@ -16,7 +16,7 @@ import gc
 import selectors
 import threading
 from asyncio.events import _get_running_loop, _set_running_loop
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from stoker.runtime.process.held_signals import HeldSignals
@@ -64,6 +64,8 @@ class _Loop(asyncio.SelectorEventLoop):
     """asyncio's own loop, which says whether anything was scheduled (its callers may be guests)."""
 
     has_new = False
+    _transports: Mapping[int, asyncio.Transport]
+    """asyncio's own: the open connections."""
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
@@ -130,14 +132,20 @@ class IoThread:
         """Cancel what others have left on the loop, as ``asyncio.run`` does, and stop it."""
         for task in asyncio.all_tasks():
             task.cancel()
-        self._stop_after(_LAST_TURNS)
+        self._after_last_turns(self._abort_connections)
 
-    def _stop_after(self, turns: int) -> None:
-        """Stop the loop some turns later: what was cancelled has connections to close, each in its turn."""
+    def _abort_connections(self) -> None:
+        """Close what nobody else does: a server accepts to the end, and knows not all when it closes."""
+        for transport in list(self.loop._transports.values()):
+            transport.abort()
+        self._after_last_turns(self.loop.stop)
+
+    def _after_last_turns(self, then: Callable[[], object], turns: int = _LAST_TURNS) -> None:
+        """Do something some turns later: what was ended has connections to close, each in its turn."""
         if turns:
-            self.loop.call_soon(self._stop_after, turns - 1)
+            self.loop.call_soon(self._after_last_turns, then, turns - 1)
         else:
-            self.loop.stop()
+            then()
 
     def is_current(self) -> bool:
         """Return whether the caller is this thread, or has taken its place: it must not block."""

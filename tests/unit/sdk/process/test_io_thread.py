@@ -261,3 +261,21 @@ def test_no_destructor_of_a_cycle_runs_in_a_turn(io: IoThread) -> None:
     assert ran
     assert not any(ran)
     assert gc.isenabled()
+
+
+def test_a_connection_that_nobody_closes_ends_with_the_loop() -> None:
+    io = IoThread("test")
+    io.start()
+    lost = threading.Event()
+
+    class Silent(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            lost.set()
+
+    mine, theirs = socket.socketpair()
+    io.run(io.loop.create_connection(Silent, sock=theirs), WAIT_S)
+    io.running = False
+    io.stop()
+    assert lost.is_set()
+    assert mine.recv(1) == b""
+    mine.close()

@@ -192,6 +192,19 @@ def test_what_was_only_asked_for_is_stopped_when_a_higher_priority_comes() -> No
     assert stops(core) == [low]
 
 
+def test_nothing_is_stopped_in_vain_beside_what_is_only_asked_for() -> None:
+    core = Core({"CPU": 2})
+    (asked,) = core.granted(core.ask("p_1", CPU=1)) or ()
+    (low,) = core.granted(core.ask("p_2", CPU=1, preemptible=True)) or ()
+    core.wait(1)
+    core.ask("p_3", CPU=2, priority=1)
+    core.wait(50)
+    assert of(cmd.Preempt, core.out) and not stops(core), "half of the room is no room"
+    core.release(asked)
+    core.wait(5)
+    assert stops(core) == [low]
+
+
 def test_a_gang_that_is_not_preemptible_stays() -> None:
     core = Core({"CPU": 2})
     core.group("PACK", {"CPU": 2})

@@ -185,11 +185,12 @@ def _success(route: BoundRoute, schema_of: dict[str, Any]) -> dict[str, Any]:
         return {"101": {"description": "Switches to the WebSocket protocol."}}
     if route.method == "HEAD":
         return {"200": {"description": "It is there."}}
-    replies = {
-        str(status): {"description": "Done.", "content": {JSON: schema, MSGPACK: schema}}
-        for status, type_ in route.replies.items()
-        for schema in ({"schema": schema_of[repr(type_)]},)
-    }
+    replies: dict[str, Any] = {}
+    for status, type_ in route.replies.items():
+        replies[str(status)] = {"description": "Done."}
+        if type_ is not None:
+            schema = {"schema": schema_of[repr(type_)]}
+            replies[str(status)]["content"] = {JSON: schema, MSGPACK: schema}
     if route.reply is not None:
         return {"200": _record(route, schema_of), **replies}
     if replies or (route.method != "GET" and not route.stream):
