@@ -38,6 +38,7 @@ from stoker_wire.http.paging import page_of
 from stoker_wire.http.principals import ADMINS, GCS, JOBS, NODES, SCHEDULERS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.service import Request, bytes_response, stream_response
+from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.cluster import (
     GPU_INDEX,
     HeldLeases,
@@ -110,6 +111,7 @@ class Api:
     async def start_lease(self, req: Request) -> StartedLease:
         req.waiting_for(f"the worker of {req.body.lease.lease_id} to start")
         began_at_s, lease = time.time(), req.body.lease
+        check_id(lease.job_id, Prefix.JOB, field="lease.job_id")  # names a folder
         started = await self.workers.start_lease(req.body)
         self.activity.add(
             ActivityKind.LEASE, began_at_s, name=started.worker_id, job_id=lease.job_id

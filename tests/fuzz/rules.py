@@ -56,6 +56,10 @@ BY_STATE = tuple(
         r"^demands: give one at least, or bundles",
         r"^target: .* has no process",
         r"^metric .*: a value does not fit its tags or boundaries",
+        r"^metric .*: tags .*give each once",
+        r"^metric .* is a \w+ with other tags or boundaries",
+        r"^format: a \w+ profile has no ",
+        r"^lease.job_id: ",  # the type of a lease, which others have too, has no pattern
         r"^to_s: the range ends before it begins",
         r"^background: what is in a placement group",
         r"^node_filter: the nodes of a placement group",

@@ -28,16 +28,18 @@ ROOTS = {
     "stoker_nodelet": REPO / "nodelet/stoker_nodelet",
     "stoker": REPO / "sdk/stoker",
     "stoker_kernels": REPO / "kernels/stoker_kernels",
+    "stoker_goodput": REPO / "goodput/stoker_goodput",
     "stoker_migrations": REPO / "migrations/stoker_migrations",
 }
 # What each package may import of ours, besides itself. Services talk HTTP to each other.
 ALLOWED = {
     "stoker_wire": set(),
     "stoker_gcs": {"stoker_wire", "stoker_migrations"},
-    "stoker_scheduler": {"stoker_wire"},
+    "stoker_scheduler": {"stoker_wire", "stoker_goodput"},
     "stoker_nodelet": {"stoker_wire"},
     "stoker": {"stoker_wire"},
     "stoker_kernels": set(),
+    "stoker_goodput": set(),
     "stoker_migrations": {"stoker_wire", "stoker_gcs"},
 }
 SERVICES = {"stoker_gcs", "stoker_scheduler", "stoker_nodelet"}

@@ -16,6 +16,7 @@ from stoker_gcs.dashboard.timeline import timeline
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.errors import UnauthorizedError
 from stoker_wire.http import auth
+from stoker_wire.http.codec import ANY
 from stoker_wire.http.dashboard.control_plane import ControlPlane
 from stoker_wire.http.dashboard.figures import (
     LOGIN_LINKS_PATH,
@@ -37,7 +38,7 @@ from stoker_wire.http.principals import EVERYONE, PEOPLE, READERS
 from stoker_wire.http.server.request import Reply
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.watch import watch_response
-from stoker_wire.messages.control import Page
+from stoker_wire.messages.control import Event, Page
 from stoker_wire.messages.kernels import TunedKernel
 from stoker_wire.messages.queries import KernelsQuery
 
@@ -190,7 +191,7 @@ ROUTES = (
         "/assets/{name:.+}",
         get_asset,
         public=True,
-        media_type="*/*",
+        media_type=ANY,
         roles=EVERYONE,
         summary="Get file of dashboard",
     ),
@@ -229,6 +230,7 @@ ROUTES = (
         watch_changes,
         stream=True,
         query=ChangesQuery,
+        reply=Event,
         roles=PEOPLE,
         summary="Watch how much changes, by kind",
     ),

@@ -136,14 +136,16 @@ def _records() -> Iterator[TextIO]:
 
 def _sources() -> dict[str, int]:
     """Return the files of the user's modules that are loaded, and when each was last changed (ns)."""
-    installed = {
-        Path(path).resolve() for path in (*sysconfig.get_paths().values(), *getsitepackages())
-    }
-    installed.add(_PACKAGE)
+    folders = map(Path, (*sysconfig.get_paths().values(), *getsitepackages()))
+    # Also as they are named: files there may be links to elsewhere (Debian's sitecustomize.py).
+    installed = {_PACKAGE, *(one for path in folders for one in (path, path.resolve()))}
     files = {}
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
-        if isinstance(name, str) and not installed & set(Path(name).resolve().parents):
+        if not isinstance(name, str):
+            continue
+        path = Path(name)
+        if installed.isdisjoint((*path.parents, *path.resolve().parents)):
             with suppress(OSError):
                 files[name] = os.stat(name).st_mtime_ns
     return files

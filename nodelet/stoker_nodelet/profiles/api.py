@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stoker_nodelet.profiles.recordings import Recordings
 from stoker_nodelet.profiles.stacks import StackReader
+from stoker_wire.http.codec import ANY
 from stoker_wire.http.principals import GCS
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.watch import bytes_response, while_read
@@ -81,6 +82,7 @@ ROUTES = (
         Profiles.take_profile,
         body=TakeWorkerProfile,
         stream=True,
+        media_type=ANY,
         roles=GCS,
         summary="Take a profile of a worker",
     ),

@@ -26,6 +26,8 @@ TEXT = "text/plain"
 TAR = "application/x-tar"
 EVENT_STREAM = "text/event-stream"
 PROBLEM = "application/problem+json"
+ANY = "*/*"
+"""In a document: the reply says which it is."""
 
 EXPLAINED_NBYTES = 1 << 20
 """Of a longer body that does not fit its type the error may name a member less exactly: to find it takes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stoker_gcs.api.storage.outputs import bounded_silence
 from stoker_wire.errors import ConflictError, DeadlineExceededError, StokerError
-from stoker_wire.http.codec import MSGPACK, encode_msgpack
+from stoker_wire.http.codec import ANY, MSGPACK, encode_msgpack
 from stoker_wire.http.principals import WORK
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.watch import bytes_response, while_read
@@ -134,6 +134,7 @@ ROUTES = (
         take_profile,
         body=TakeProfile,
         stream=True,
+        media_type=ANY,
         roles=WORK,
         cost="expensive",
         summary="Take profile of process of task, actor, worker or job",

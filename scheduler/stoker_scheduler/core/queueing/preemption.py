@@ -19,7 +19,6 @@ stopped for that for a while, each time for twice as long.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,15 @@ from stoker_scheduler.core.placement.feasibility import (
     could_ever_fit,
     first_obstacle,
 )
-from stoker_scheduler.core.queueing.queue import PendingRequest
+from stoker_scheduler.core.queueing.claims import (
+    Claim,
+    Claims,
+    Stopped,
+    claims_by_order,
+    claims_by_share,
+    no_claim,
+    or_background,
+)
 from stoker_scheduler.core.queueing.reserve import reserve_room
 from stoker_scheduler.core.queueing.tenants import dominant_share
 from stoker_scheduler.core.queueing.victims import (
@@ -50,7 +57,6 @@ if TYPE_CHECKING:
     from stoker_scheduler.core.model.nodes import NodeInfo
     from stoker_scheduler.core.model.queues import Account
     from stoker_scheduler.core.model.requirements import Requirements
-    from stoker_scheduler.core.queueing.fairness import FairShares
     from stoker_scheduler.core.queueing.queue import Subqueue
     from stoker_scheduler.core.state import State
 
@@ -80,7 +86,7 @@ def preempt_spare(state: State, subqueue: Subqueue, background: BusyLeases, outb
     if not candidates:
         return
     head = subqueue.head(state.at_s, state.policy.aging_s)
-    claims = _or_background(head, _no_claim)
+    claims = or_background(head, no_claim)
     if isinstance(requirements, Gang):
         count = len(_preempt_for_gang(state, requirements, candidates, outbox, claims))
     else:
@@ -157,7 +163,7 @@ def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Out
         )
 
     head = subqueue.head(state.at_s, state.policy.aging_s)
-    claims = _or_background(head, _claims_by_order(state, firsts, reserved_nodes, busy))
+    claims = or_background(head, claims_by_order(state, firsts, reserved_nodes, busy))
     if busy.asked and not isinstance(requirements, Gang):
         _stop_asked(state, requirements, busy.asked, subqueue.wanted, outbox, claims)
     if limit <= 0:
@@ -169,7 +175,7 @@ def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Out
             due = [lease for node_id in reserved_nodes for lease in busy.at(state.nodes[node_id])]
         claimed = [] if due else _claimable(state, subqueue, requirements, busy)
         if not due:
-            claims = _or_background(head, _claims_by_share(state, subqueue, busy.fair))
+            claims = or_background(head, claims_by_share(state, subqueue, busy.fair))
             claimed += [state.leases[i] for i in state.background] if claimed else []
         victims = _preempt_for_gang(state, requirements, [*due, *claimed], outbox, claims)
         for lease in victims:
@@ -185,107 +191,6 @@ def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Out
         left = limit - count
         count += _preempt_for_fairness(state, subqueue, requirements, busy, left, outbox)
     return count
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A request for which a lease may be stopped, and why."""
-
-    pending: PendingRequest
-    why: str
-
-    @property
-    def text(self) -> str:
-        """The purpose of the stop, in words."""
-        request = self.pending.request
-        return f"{request.name or request.kind.value} of {request.job_id}, {self.why}"
-
-
-Claims = Callable[[LeaseState], "Claim | None"]
-"""Returns for what a lease may be stopped, or None."""
-Stopped = tuple[LeaseState, Claim]
-"""A lease that is to be stopped, and for what."""
-
-
-def _no_claim(lease: LeaseState) -> Claim | None:
-    return None
-
-
-def _or_background(head: PendingRequest, claims: Claims) -> Claims:
-    """Return ``claims``, and that of any other work to the room of background work, whatever their order."""
-
-    def claim(lease: LeaseState) -> Claim | None:
-        if lease.requirements.background:
-            return Claim(head, "which is no background work")
-        return claims(lease)
-
-    return claim
-
-
-def _claims_by_order(
-    state: State,
-    firsts: list[PendingRequest],
-    reserved_nodes: Iterable[str],
-    busy: BusyLeases,
-) -> Claims:
-    """Return the claims of a higher priority, and of a reservation for what has waited longer.
-
-    A reservation takes nothing that its account could claim back as a part of its fair share. Where the same
-    requirements wait in a queue above, these have the next turn, and so the room.
-    """
-    queues = {first.account.queue for first in firsts}
-
-    def is_next(first: PendingRequest) -> bool:
-        return queues.isdisjoint(state.tenants.names_above(first.account.queue)[1:])
-
-    firsts = [first for first in firsts if _may_force(state, first) and is_next(first)]
-
-    def claim(lease: LeaseState) -> Claim | None:
-        for first in firsts if lease.preemptible else ():
-            priority = first.request.priority
-            if first.account.queue != lease.account.queue:
-                continue
-            if priority > lease.effective_priority:
-                return Claim(first, f"of priority {priority} (its own is {lease.priority})")
-            waited_longer = first.since_s < lease.since_s and priority >= lease.effective_priority
-            if not waited_longer or lease.node_id not in reserved_nodes:
-                continue
-            if first.account == lease.account or _is_for_good(state, first, lease, busy.fair):
-                return Claim(first, f"which has waited for {state.at_s - first.since_s:.0f} s")
-        return None
-
-    return claim
-
-
-def _is_for_good(state: State, first: PendingRequest, lease: LeaseState, fair: FairShares) -> bool:
-    """Return whether a lease that another account loses to ``first`` is not its to claim back."""
-    wanted_share = dominant_share(dict(state.cost(first.requirements)), state.capacity)
-    taken = fair.may_take(first.account, lease)
-    return taken or fair.may_force(first.account, lease, wanted_share)
-
-
-def _claims_by_share(state: State, subqueue: Subqueue, fair: FairShares) -> Claims:
-    """Return the claims of the poorest account to what others have beyond their share."""
-    poorest = fair.poorest(subqueue.accounts)
-    wanted_share = dominant_share(dict(state.cost(subqueue.requirements)), state.capacity)
-    firsts = [one for one in subqueue.firsts() if one.account == poorest and _may_force(state, one)]
-
-    def claim(lease: LeaseState) -> Claim | None:
-        same_queue = lease.account.queue == poorest.queue
-        for first in firsts if lease.preemptible else ():
-            if same_queue and first.request.priority < lease.effective_priority:
-                continue
-            if fair.may_force(poorest, lease, wanted_share):
-                return Claim(first, f"whose queue {poorest.queue} has less than its share")
-        return None
-
-    return claim
-
-
-def _may_force(state: State, pending: PendingRequest) -> bool:
-    """Return whether something may be stopped for a request: no room made for its class went elsewhere."""
-    force = state.forced.get((pending.account, pending.request.class_key))
-    return force is None or state.at_s >= force.until_s
 
 
 def _claimable(state: State, subqueue: Subqueue, gang: Gang, busy: BusyLeases) -> list[LeaseState]:
@@ -341,9 +246,9 @@ def _preempt_for_fairness(
         outbox,
         allowed=is_excess,
         chosen=chosen,
-        claims=_or_background(
+        claims=or_background(
             subqueue.head(state.at_s, state.policy.aging_s),
-            _claims_by_share(state, subqueue, fair),
+            claims_by_share(state, subqueue, fair),
         ),
     )
 
@@ -363,7 +268,7 @@ def _preempt(
     *,
     allowed: Callable[[LeaseState], bool] = _anyone,
     chosen: Callable[[LeaseState], None] = _nothing,
-    claims: Claims = _no_claim,
+    claims: Claims = no_claim,
 ) -> int:
     """Preempt the fewest candidates at ``places`` that make room for up to ``limit`` leases; count these."""
 
@@ -425,7 +330,7 @@ def _preempt_for_gang(
     gang: Gang,
     candidates: Iterable[LeaseState],
     outbox: Outbox,
-    claims: Claims = _no_claim,
+    claims: Claims = no_claim,
 ) -> list[LeaseState]:
     """Preempt ``candidates`` on the nodes where a gang would be placed without any of them; return these."""
     on_node: dict[str, list[LeaseState]] = {}

@@ -207,6 +207,8 @@ def _record(route: BoundRoute, schema_of: dict[str, Any]) -> dict[str, Any]:
         lines: dict[str, Any] = {NDJSON: schema}
         if route.media_type == TEXT:
             lines[TEXT] = {"schema": _RAW[TEXT]}
+        if route.reply is Event:
+            lines[EVENT_STREAM] = schema
         return {"description": "One per line.", "content": lines}
     if "watch" in route.query_names:
         events = {"schema": schema_of[repr(Event)]}

@@ -143,7 +143,7 @@ async def test_the_document_is_complete(cluster: Cluster) -> None:
     assert "413" in package["responses"] and "413" not in listing["responses"]
     assert "101" in operations["GET", "/v1/data/{id}"]["responses"]
     events = operations["GET", "/v1/events"]["responses"]["200"]["content"]
-    assert set(events) == {"application/x-ndjson"}
+    assert set(events) == {"application/x-ndjson", "text/event-stream"}
 
 
 SERVICES = documents()
