@@ -72,6 +72,7 @@ TESTS = REPO / "tests"
 MIRRORED = {
     "cli": (ROOTS["stoker"] / "cli",),
     "gcs": (ROOTS["stoker_gcs"],),
+    "goodput": (ROOTS["stoker_goodput"],),
     "harness": (TESTS,),
     "nodelet": (ROOTS["stoker_nodelet"],),
     "scheduler": (ROOTS["stoker_scheduler"],),

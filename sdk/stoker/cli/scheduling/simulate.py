@@ -1,44 +1,100 @@
-"""``stoker simulate``: the scheduler on a trace, in virtual time. The scheduler's own program does it."""
+"""``stoker simulate``: the scheduler in virtual time. The scheduler's own programs do it."""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import click
 
 from stoker.cli.options import json_option
 
+_REPEATED = ("--workload", "--policy")
+_OF_TRACES = ("cluster", "trace", "seed", "jitter")
+_OF_TRAINING = (
+    "profiles", "workload", "nodes", "gpus_per_node", "interval", "restart_s", "restart_of",
+    "interference", "noise", "seeds",
+)  # fmt: skip
 
-@click.command("simulate")
+
+class _Command(click.Command):
+    """Takes ``--policy a b`` for ``--policy a --policy b``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        expanded: list[str] = []
+        repeated = ""
+        for before, arg in zip(["", *args], args, strict=False):
+            if arg.startswith("-"):
+                repeated = arg if arg in _REPEATED else ""
+            elif repeated and before != repeated:
+                expanded.append(repeated)
+            expanded.append(arg)
+        return super().parse_args(ctx, expanded)
+
+
+@click.command("simulate", cls=_Command)
 @click.option(
     "--cluster",
-    required=True,
     type=click.Path(exists=True, dir_okay=False),
     help="TOML: [[nodes]] with count, resources, labels; [queues.NAME] as for `stoker queue apply`.",
 )
 @click.option(
     "--trace",
-    required=True,
     type=click.Path(exists=True, dir_okay=False),
     help="CSV of jobs; its columns are in docs/simulate.md.",
+)
+@click.option("--seed", type=int, help="Of all that is random in a trace.  [default: 0]")
+@click.option(
+    "--jitter",
+    type=click.FloatRange(0, 1),
+    help="Tasks take up to this fraction more or less than the trace says.  [default: 0]",
+)
+@click.option(
+    "--profiles",
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder of measured profiles: elastic training jobs instead of a trace.",
+)
+@click.option(
+    "--workload",
+    multiple=True,
+    metavar="FILE...",
+    type=click.Path(exists=True, dir_okay=False),
+    help="CSV of training jobs; several are run one after the other.",
+)
+@click.option("--nodes", type=click.IntRange(1), help="Of training jobs.  [default: 16]")
+@click.option("--gpus-per-node", type=click.IntRange(1), help="[default: 4]")
+@click.option("--interval", type=click.IntRange(1), help="Seconds of a round.  [default: 60]")
+@click.option(
+    "--restart-s",
+    type=click.FloatRange(0),
+    help="Seconds that a change of its allocation costs a training job.  [default: 30]",
+)
+@click.option(
+    "--restart-of", multiple=True, metavar="MODEL=SECONDS", help="The same for jobs of a model."
+)
+@click.option(
+    "--interference",
+    type=click.FloatRange(0, 1, max_open=True),
+    help="How much training jobs that span nodes slow each other on one.  [default: 0]",
+)
+@click.option(
+    "--noise",
+    type=click.FloatRange(0, 1),
+    help="Relative error of the times that training jobs measure.  [default: 0]",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    help="Runs of what is random, of which the mean is printed.  [default: 5]",
 )
 @click.option(
     "--policy",
     "policies",
     multiple=True,
-    default=("priority",),
-    show_default=True,
-    metavar="NAME",
-    help="The policy of queues that name none; repeat it to compare several.",
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all that is random.")
-@click.option(
-    "--jitter",
-    type=click.FloatRange(0, 1),
-    default=0.0,
-    show_default=True,
-    help="Tasks take up to this fraction more or less than the trace says.",
+    metavar="NAME...",
+    help="Of a trace, the policy of queues that name none (priority); of training jobs, who shares out "
+    "the GPUs (stoker). Several are compared.",
 )
 @click.option(
     "--out",
@@ -47,20 +103,35 @@ from stoker.cli.options import json_option
     help="Folder for the allocation log, the figures as JSON, and plots.",
 )
 @json_option
-def simulate(
-    cluster: str,
-    trace: str,
-    policies: tuple[str, ...],
-    seed: int,
-    jitter: float,
-    out: str | None,
-    as_json: bool,
-) -> None:
-    """Run a trace of jobs on a cluster of your choice, with the real scheduler in virtual time."""
-    program = [sys.executable, "-m", "stoker_scheduler.simulate", f"--cluster={cluster}"]
-    program += [f"--trace={trace}", f"--seed={seed}", f"--jitter={jitter}"]
+def simulate(policies: tuple[str, ...], out: str | None, as_json: bool, **options: Any) -> None:
+    """Run a trace of jobs (--cluster, --trace), or elastic training jobs (--profiles, --workload).
+
+    With the real scheduler, in virtual time.
+    """
+    training = options["profiles"] is not None or bool(options["workload"])
+    wanted = ("profiles", "workload") if training else ("cluster", "trace")
+    ours, others = (_OF_TRAINING, _OF_TRACES) if training else (_OF_TRACES, _OF_TRAINING)
+    for name in wanted:
+        if not options[name]:
+            raise click.UsageError(
+                f"give --{wanted[0]} and --{wanted[1]}; --{name} is missing\n"
+                "a trace of jobs has --cluster and --trace, elastic training --profiles and --workload"
+            )
+    for name in others:
+        if options[name] not in (None, ()):
+            raise click.UsageError(f"--{name.replace('_', '-')} does not go with --{wanted[0]}")
+    module = "stoker_scheduler.simulation.elastic" if training else "stoker_scheduler.simulate"
+    program = [sys.executable, "-m", module]
+    for name in ours:
+        given = options[name]
+        for value in given if isinstance(given, tuple) else (given,):
+            program += [f"--{name.replace('_', '-')}={value}"] if value is not None else []
     program += [f"--policy={name}" for name in policies]
     program += [f"--out={out}"] if out is not None else []
     program += ["--json"] if as_json else []
+    if training:
+        # Small matrices: threads of BLAS cost more than they bring.
+        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            os.environ.setdefault(variable, "1")
     sys.stdout.flush()
     os.execv(sys.executable, program)

@@ -1,0 +1,158 @@
+"""The parameters of a job's step time from the steps it has measured, as Pollux fits them.
+
+Minimised, by L-BFGS-B (OSDI 2021, section 4.1): the root mean square error of ``log T_acc`` and that of
+``log T_step``, and a little for what speaks of neither (a gamma above 1, and slopes of the network that are
+large beside their offsets). What has not been seen yet is pinned near 0, so assumed to scale perfectly: a
+scheduler that believes it explores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from stoker_goodput.throughput import MAX_GAMMA, TINY, Floats, ThroughputParams, overlapped
+
+START = np.array([1e-1, 1e-2, 1e-1, 1e-2, 1e-1, 1e-2, 1.0 + 1e-3])
+GAMMA_WEIGHT = 1e-3
+SLOPE_WEIGHT = 1e-2
+NETWORK_RATIO = 1.1
+"""What was not seen across nodes is at least so many times what was seen within one."""
+_ALPHA_C, _BETA_C, _ALPHA_N, _BETA_N, _ALPHA_R, _BETA_R, _GAMMA = range(7)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The seconds of a pass that accumulates, and of one that exchanges gradients, in one configuration.
+
+    Raises ValueError, with the field, for counts below 1 and for times that are not positive.
+    """
+
+    nodes: int
+    replicas: int
+    local_batch: int
+    accumulation_s: float
+    step_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "replicas", "local_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be 1 or more")
+        for name in ("accumulation_s", "step_s"):
+            value = getattr(self, name)
+            if not 0 < value < np.inf:
+                raise ValueError(f"{name} is {value}: it must be a time, and positive")
+
+
+def fit(observations: Iterable[Observation]) -> ThroughputParams:
+    """Return the parameters that explain the observations, each of which counts once.
+
+    Raises ValueError if there are none.
+    """
+    from scipy.optimize import minimize
+
+    seen = np.array([astuple(one) for one in observations], dtype=np.float64)
+    if not len(seen):
+        raise ValueError("there are no observations to fit")
+    nodes, replicas, local, accumulation, step = seen.T
+    start, lower, upper = _bounds(nodes, replicas, local, accumulation)
+    found = minimize(
+        _loss,
+        start,
+        args=(nodes, replicas, local, np.log(accumulation), np.log(step)),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=list(zip(lower, upper, strict=True)),
+    )
+    values = np.clip(found.x, lower, upper)
+    if not (nodes > 1).any():
+        values[_ALPHA_N] = max(values[_ALPHA_N], values[_ALPHA_R] * NETWORK_RATIO)
+        values[_BETA_N] = max(values[_BETA_N], values[_BETA_R] * NETWORK_RATIO)
+    return ThroughputParams(*map(float, values))
+
+
+def error(params: ThroughputParams, observations: Iterable[Observation]) -> float:
+    """Return the largest relative error of the step times that ``params`` predict; 0 for none."""
+    seen = np.array([astuple(one) for one in observations], dtype=np.float64)
+    if not len(seen):
+        return 0.0
+    nodes, replicas, local, accumulation, step = seen.T
+    passes = np.abs(params.accumulation_time(local) / accumulation - 1)
+    steps = np.abs(params.step_time(nodes, replicas, local) / step - 1)
+    return float(np.maximum(passes, steps).max())
+
+
+def _bounds(
+    nodes: Floats, replicas: Floats, local: Floats, accumulation: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Return where to start, and between what to stay; both are the same for what is pinned."""
+    start = START.copy()
+    lower = np.full(7, TINY)
+    upper = np.full(7, np.inf)
+    lower[_GAMMA], upper[_GAMMA] = 1.0, MAX_GAMMA
+    pinned: dict[int, float] = {}
+    if len(np.unique(local)) == 1:
+        pinned[_ALPHA_C] = float(accumulation.mean()) / 2
+    if not (nodes > 1).any():
+        pinned[_ALPHA_N] = pinned[_BETA_N] = TINY
+    if not ((nodes == 1) & (replicas > 1)).any():
+        pinned[_ALPHA_R] = pinned[_BETA_R] = TINY
+    if not (replicas > 2).any():
+        pinned[_BETA_N] = pinned[_BETA_R] = TINY
+    for index, value in pinned.items():
+        start[index] = lower[index] = upper[index] = value
+    return start, lower, upper
+
+
+def _loss(
+    values: Floats,
+    nodes: Floats,
+    replicas: Floats,
+    local: Floats,
+    log_accumulation: Floats,
+    log_step: Floats,
+) -> tuple[float, Floats]:
+    """Return the loss and its gradient."""
+    alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = values
+    more = np.maximum(replicas - 2, TINY)
+    across, within = nodes > 1, (nodes <= 1) & (replicas > 1)
+    accumulation = alpha_c + beta_c * local
+    network = np.where(
+        across, alpha_n + beta_n * more, np.where(within, alpha_r + beta_r * more, TINY)
+    )
+    log_predicted = np.log(overlapped(accumulation, network, gamma))
+    # T_step depends on either time by the part that it has in the sum of powers.
+    part = 1.0 / (1.0 + np.exp(np.clip(gamma * np.log(network / accumulation), -700, 700)))
+    by_accumulation, by_network = part / accumulation, (1 - part) / network
+    by_gamma = (part * np.log(accumulation) + (1 - part) * np.log(network) - log_predicted) / gamma
+
+    loss, gradient = 0.0, np.zeros(7)
+    residual = np.log(accumulation) - log_accumulation
+    size = float(np.sqrt(np.mean(residual**2)))
+    if size > 0:
+        weight = residual / (len(residual) * size)
+        loss += size
+        gradient[_ALPHA_C] += np.sum(weight / accumulation)
+        gradient[_BETA_C] += np.sum(weight * local / accumulation)
+    residual = log_predicted - log_step
+    size = float(np.sqrt(np.mean(residual**2)))
+    if size > 0:
+        weight = residual / (len(residual) * size)
+        loss += size
+        gradient[_ALPHA_C] += np.sum(weight * by_accumulation)
+        gradient[_BETA_C] += np.sum(weight * by_accumulation * local)
+        gradient[_ALPHA_N] += np.sum((weight * by_network)[across])
+        gradient[_BETA_N] += np.sum((weight * by_network * more)[across])
+        gradient[_ALPHA_R] += np.sum((weight * by_network)[within])
+        gradient[_BETA_R] += np.sum((weight * by_network * more)[within])
+        gradient[_GAMMA] += np.sum(weight * by_gamma)
+    loss += GAMMA_WEIGHT * (gamma - 1) ** 2
+    gradient[_GAMMA] += 2 * GAMMA_WEIGHT * (gamma - 1)
+    for alpha, beta, at in ((alpha_n, beta_n, _ALPHA_N), (alpha_r, beta_r, _ALPHA_R)):
+        slope = beta / alpha
+        loss += SLOPE_WEIGHT * slope**2
+        gradient[at] -= 2 * SLOPE_WEIGHT * slope**2 / alpha
+        gradient[at + 1] += 2 * SLOPE_WEIGHT * slope / alpha
+    return loss, gradient

@@ -1,0 +1,195 @@
+"""The policy ``stoker``: GPUs to whom they are worth most, of all ways to share them out exactly the best.
+
+What the mean completion time loses by a GPU-second is the delay of those that come after. So each round
+
+1. orders the jobs, softly: ``outlasts[i, j]`` is the probability that j still runs when i ends. Sizes are
+   not known. Of small jobs, what has had much service is likely to need much more (heavy tails); of large
+   ones, of which there are few, the one that came first is likely to end first;
+2. prices GPUs: a GPU-second of job i delays ``sum_j outlasts[i, j]`` jobs by ``1 / G`` seconds, and jobs to
+   come besides, so its price is ``price_i = delayed * sum_j outlasts[i, j] / G``;
+3. values progress: a job that ran by itself at that price would choose the count k that costs least,
+   ``cost_i = min_k (1 + price_i * k) / speedup_i(k)`` seconds for a second's work on one GPU. So much is a
+   second of its work worth, and with its speedup ``s`` at that count,
+   ``value_i(k) = cost_i * s * (speedup_i(k) / s) ** power_i / power_i``: concave, as speeds and sizes are
+   estimates; linear for large jobs, which take turns;
+4. shares out: the counts that maximise the sum of values, by dynamic programming over the GPUs.
+
+A count that differs from the present one is worth less, by what a restart takes of the time that the job
+has shown to last. docs/adr/0027 has the measurements by which this was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stoker_goodput.batches import best_goodputs
+from stoker_goodput.throughput import Floats
+from stoker_scheduler.core.elastic.jobs import Allocation, ElasticJob, Hints, Snapshot, replicas_of
+from stoker_scheduler.core.elastic.packing import counts_of, pack
+
+_NEVER = -np.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """The constants of the policy, one set for all clusters."""
+
+    power: float = 0.5
+    """Of a speedup in its value: near 0 shares evenly, 1 (that of large jobs) prefers the first."""
+    delayed: float = 2.0
+    """For each job that is there and outlasts another, so many are delayed, those to come included."""
+    young_gpu_s: float = 2 * 3600.0
+    """Service up to which a job says little of its size."""
+    large_gpu_s: float = 24 * 3600.0
+    """Service from which on jobs are ordered by their submission."""
+    large_sharpness: float = 4.0
+    """How sharply that begins."""
+    first_replicas: int = 4
+    """The most of a job that has measured nothing."""
+    growth: int = 4
+    """The most beyond what a job has run with, as a factor."""
+    unseen_network: float = 0.9
+    """Part of a speedup across nodes that is believed of a job that never ran across nodes."""
+    settled_s: float = 400.0
+    """For how long a new allocation is expected to stay."""
+    lasting: float = 0.25
+    """The time that a job has run for which it is expected to go on, as a part."""
+
+
+@dataclass(slots=True)
+class GoodputPolicy:
+    """Shares GPUs out by what they are worth. Remembers nothing but tables that it could compute again."""
+
+    constants: Constants = field(default_factory=Constants)
+    _tables: dict[str, tuple[object, Floats]] = field(default_factory=dict)
+
+    def allocate(
+        self, snapshot: Snapshot, hints: Mapping[str, Hints], now_s: float
+    ) -> dict[str, Allocation]:
+        """Return the allocation of each job that is to have GPUs."""
+        jobs, counts = snapshot.jobs, counts_of(snapshot.nodes)
+        if not jobs or not counts:
+            return {}
+        values = self.values(snapshot, hints, now_s)
+        chosen = share_out(values, counts, len(snapshot.nodes) * _size(snapshot))
+        by_id = {job.job_id: job for job in jobs}
+        return pack(
+            snapshot.nodes,
+            by_id,
+            {job.job_id: count for job, count in zip(jobs, chosen, strict=True) if count},
+        )
+
+    def values(self, snapshot: Snapshot, hints: Mapping[str, Hints], now_s: float) -> Floats:
+        """Return what each count is worth to each job; minus infinity where it may not have it.
+
+        Rows are jobs, columns the counts of :func:`counts_of`.
+        """
+        jobs, constants = snapshot.jobs, self.constants
+        counts, size = np.array(counts_of(snapshot.nodes), dtype=np.float64), _size(snapshot)
+        known = {job.job_id for job in jobs}
+        self._tables = {job_id: one for job_id, one in self._tables.items() if job_id in known}
+        speedups = np.array([self._speedups(job, hints[job.job_id], counts, size) for job in jobs])
+        gpus = size * len(snapshot.nodes)
+        prices = constants.delayed * outlasts(jobs, constants).sum(axis=1) / gpus
+        allowed = speedups > 0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            costs = np.where(allowed, (1 + prices[:, None] * counts) / speedups, np.inf)
+            best = costs.argmin(axis=1)
+            rows = np.arange(len(jobs))
+            alone, cost = speedups[rows, best], costs[rows, best]
+            kept = np.array([self._kept(job, hints[job.job_id], counts, now_s) for job in jobs])
+            relative = speedups * kept / alone[:, None]
+            service = np.array([job.service_gpu_s for job in jobs])
+            power = constants.power + (1 - constants.power) * largeness(service, constants)
+            values = (cost * alone / power)[:, None] * relative ** power[:, None]
+        return np.where(allowed, values, _NEVER)
+
+    def _speedups(self, job: ElasticJob, hints: Hints, counts: Floats, size: int) -> Floats:
+        """Return how much faster a job is with each count than on one GPU; 0 where it may not have it."""
+        constants = self.constants
+        if hints.params is None or hints.noise is None:
+            speedups, most = counts, float(max(constants.first_replicas, job.min_replicas))
+        else:
+            key = (hints.params, hints.noise, hints.limits, size, len(counts))
+            known = self._tables.get(job.job_id)
+            if known is None or known[0] != key:
+                known = self._tables[job.job_id] = (key, _speedups(hints, counts, size))
+            speedups, most = known[1], float(constants.growth * max(hints.profiled_replicas, 1))
+            if hints.profiled_replicas <= size:
+                speedups = np.where(counts > size, speedups * constants.unseen_network, speedups)
+        most = min(max(most, job.min_replicas), job.max_replicas)
+        return np.where((counts >= job.min_replicas) & (counts <= most), speedups, 0.0)
+
+    def _kept(self, job: ElasticJob, hints: Hints, counts: Floats, now_s: float) -> Floats:
+        """Return the part of its speedup that a job keeps with each count: all of it with the present one."""
+        if not job.allocation:
+            return np.ones(len(counts))
+        restart_s = hints.restart_s
+        lasts_s = self.constants.lasting * max(0.0, job.age_s(now_s) - restart_s * job.restarts)
+        part = lasts_s / (lasts_s + restart_s) if lasts_s else 0.0
+        part *= max(0.0, 1 - restart_s / self.constants.settled_s)
+        return np.where(counts == replicas_of(job.allocation), 1.0, part)
+
+
+def outlasts(jobs: Sequence[ElasticJob], constants: Constants) -> Floats:
+    """Return, for each pair of jobs, the probability that the second still runs when the first ends.
+
+    With a service of x and y GPU-seconds, ``(y + young) / (x + y + 2 * young)``; the later job where both are
+    large. Shape (jobs, jobs), with 0 on the diagonal.
+    """
+    service = np.array([job.service_gpu_s for job in jobs])
+    submitted = np.array([job.submitted_s for job in jobs])
+    size = service + constants.young_gpu_s
+    by_size = size[None, :] / (size[:, None] + size[None, :])
+    by_order = np.where(submitted[:, None] < submitted[None, :], 1.0, 0.0)
+    large = largeness(np.minimum(service[:, None], service[None, :]), constants)
+    found = by_size * (1 - large) + by_order * large
+    np.fill_diagonal(found, 0.0)
+    return found
+
+
+def largeness(service_gpu_s: Floats, constants: Constants) -> Floats:
+    """Return how far a service is that of a large job, from 0 to 1: half at ``large_gpu_s``."""
+    beyond = (service_gpu_s / constants.large_gpu_s) ** constants.large_sharpness
+    return np.asarray(beyond / (1 + beyond))
+
+
+def share_out(values: Floats, counts: Sequence[int], gpus: int) -> list[int]:
+    """Return the count of each job, 0 for none, with the greatest sum of values within ``gpus``.
+
+    Exact: ``best[g] = max_k best[g - k] + value(k)``, job by job; the first wins where values are equal.
+    """
+    best = np.zeros(gpus + 1)
+    choices = np.zeros((len(values), gpus + 1), dtype=np.int32)
+    for row, choice in zip(values, choices, strict=True):
+        before = best.copy()
+        for count, value in zip(counts, row, strict=True):
+            if value <= 0 or count > gpus:
+                continue
+            with_it = before[: gpus + 1 - count] + value
+            rest, chosen = best[count:], choice[count:]
+            better = with_it > rest
+            rest[better] = with_it[better]
+            chosen[better] = count
+    left, found = int(np.argmax(best)), []
+    for choice in choices[::-1]:
+        found.append(int(choice[left]))
+        left -= found[-1]
+    return found[::-1]
+
+
+def _speedups(hints: Hints, counts: Floats, size: int) -> Floats:
+    assert hints.params is not None and hints.noise is not None
+    replicas = tuple(int(count) for count in counts)
+    nodes = tuple(-(-count // size) for count in replicas)
+    goodput = best_goodputs(hints.params, hints.noise, hints.limits, nodes, replicas).goodput
+    positive = goodput[goodput > 0]
+    return goodput / (goodput[0] or positive[0]) if len(positive) else goodput
+
+
+def _size(snapshot: Snapshot) -> int:
+    """Return the GPUs of a node: of the smallest, if there are several sizes."""
+    return min(snapshot.nodes.values())

@@ -1,0 +1,1 @@
+"""Elastic training in virtual time: jobs that go by measured profiles, and policies beside each other."""

@@ -1,0 +1,250 @@
+"""``python -m stoker_scheduler.simulation.elastic``, or ``stoker simulate --profiles``: elastic training.
+
+Runs the policies that share GPUs out among elastic jobs in virtual time, on jobs that go by measured
+profiles, and prints their figures beside each other. The same inputs and seeds give the same output, but for
+the times that policies take.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stoker_scheduler.core.elastic.jobs import replicas_of
+from stoker_scheduler.simulation.elastic.figures import (
+    Figures,
+    allocated_over_time,
+    figures,
+    mean_of,
+)
+from stoker_scheduler.simulation.elastic.policies import KINDS
+from stoker_scheduler.simulation.elastic.profiles import Model, read_profiles
+from stoker_scheduler.simulation.elastic.study import Log, World, run
+from stoker_scheduler.simulation.elastic.workloads import WorkloadJob, read_workload
+from stoker_scheduler.simulation.inputs import InputError
+from stoker_wire.suggestions import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--profiles", required=True, type=_FOLDER, help="Folder with traces/MODEL/*.csv.")
+@click.option("--workload", "workloads", required=True, multiple=True, type=_FILE,
+              help="CSV: name, time, application, num_replicas, batch_size.")  # fmt: skip
+@click.option("--policy", "policies", multiple=True, default=("stoker",), show_default=True,
+              metavar="NAME", help=f"Of {', '.join(KINDS)}; several are compared.")  # fmt: skip
+@click.option("--nodes", type=click.IntRange(1, 999), default=16, show_default=True)
+@click.option("--gpus-per-node", type=click.IntRange(1, 64), default=4, show_default=True)
+@click.option("--interval", "interval_s", type=click.IntRange(1), default=60, show_default=True,
+              help="Seconds between two rounds.")  # fmt: skip
+@click.option("--restart-s", type=click.FloatRange(0), default=30.0, show_default=True,
+              help="Seconds that a change of its allocation costs a job.")  # fmt: skip
+@click.option("--restart-of", "restart_of", multiple=True, metavar="MODEL=SECONDS",
+              help="The same for the jobs of a model.")  # fmt: skip
+@click.option("--interference", type=click.FloatRange(0, 1, max_open=True), default=0.0,
+              show_default=True, help="How much jobs that span nodes slow each other on one.")  # fmt: skip
+@click.option("--noise", type=click.FloatRange(0, 1), default=0.0, show_default=True,
+              help="Relative error of the times that jobs measure.")  # fmt: skip
+@click.option("--seeds", type=click.IntRange(1), default=5, show_default=True,
+              help="Runs of what is random, of which the mean is printed.")  # fmt: skip
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path),
+              help="Folder for the allocation logs, the figures as JSON, and plots.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def main(
+    profiles: Path,
+    workloads: tuple[Path, ...],
+    policies: tuple[str, ...],
+    nodes: int,
+    gpus_per_node: int,
+    interval_s: int,
+    restart_s: float,
+    restart_of: tuple[str, ...],
+    interference: float,
+    noise: float,
+    seeds: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Run workloads of elastic training jobs under policies of your choice, in virtual time."""
+    for name in policies:
+        if name not in KINDS:
+            raise click.BadParameter(
+                f"{name!r} is none; {suggestion(name, KINDS)}", param_hint="--policy"
+            )
+    try:
+        models = read_profiles(profiles)
+        world = World(
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            interval_s=interval_s,
+            restart_s=restart_s,
+            restart_by_model=_restarts(restart_of, models),
+            interference=interference,
+            noise=noise,
+        )
+        jobs = {path: read_workload(path, models, world.gpus) for path in workloads}
+        results = []
+        for path, workload in jobs.items():
+            for name in policies:
+                found = _study(name, world, workload, seeds, out, path.stem, quiet=as_json)
+                results.append({"workload": path.stem, "policy": name, **asdict(found)})
+    except InputError as error:
+        raise click.ClickException(str(error)) from None
+    if out is not None:
+        (out / "figures.json").write_text(json.dumps({"results": results}, indent=2) + "\n")
+        click.echo(f"allocation logs, figures and plots are in {out}", err=True)
+    if as_json:
+        click.echo(json.dumps({"results": results}))
+    else:
+        _print(results)
+
+
+def _restarts(texts: Sequence[str], models: Mapping[str, Model]) -> dict[str, float]:
+    found = {}
+    for text in texts:
+        name, _, seconds = text.partition("=")
+        if name not in models:
+            raise InputError(
+                f"--restart-of: there is no model {name!r}\n{suggestion(name, models)}"
+            )
+        try:
+            found[name] = float(seconds)
+        except ValueError:
+            found[name] = -1.0
+        if not 0 <= found[name] < 1e9:
+            raise InputError(f"--restart-of: {text!r} must be MODEL=SECONDS, as {name}=30")
+    return found
+
+
+def _study(
+    name: str,
+    world: World,
+    workload: Sequence[WorkloadJob],
+    seeds: int,
+    out: Path | None,
+    title: str,
+    *,
+    quiet: bool,
+) -> Figures:
+    """Run one policy on one workload, and again with other seeds where something is random."""
+    kind, found = KINDS[name], []
+    count = seeds if kind.is_random or world.noise else 1
+    with _progress(f"{title}: {name}", len(workload) * count, quiet=quiet) as advance:
+        for seed in range(count):
+            before = len(workload) * seed
+
+            def finished(jobs: int, before: int = before) -> None:
+                advance(before + jobs)
+
+            log = run(world, workload, kind, seed=seed, progress=finished)
+            found.append(figures(log, world, workload))
+            if out is not None and seed == 0:
+                _write(out, f"{title}.{name}", log)
+    return mean_of(found)
+
+
+@contextmanager
+def _progress(title: str, jobs: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=jobs)
+        yield lambda over: bar.update(task, completed=over)
+
+
+def _print(results: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table for each workload, with a column for each policy."""
+    from rich.console import Console
+    from rich.table import Table
+
+    for workload in dict.fromkeys(one["workload"] for one in results):
+        of_policy = [one for one in results if one["workload"] == workload]
+        table = Table(title=f"Elastic training jobs: {workload}")
+        table.add_column("policy")
+        for one in of_policy:
+            table.add_column(one["policy"], justify="right")
+        for title, name, form in _ROWS:
+            table.add_row(title, *(form.format(one[name]) for one in of_policy))
+        Console().print(table)
+
+
+_ROWS = (
+    ("completion (JCT), mean", "mean_jct_s", "{:,.0f} s"),
+    ("completion, p50", "p50_jct_s", "{:,.0f} s"),
+    ("completion, p99", "p99_jct_s", "{:,.0f} s"),
+    ("makespan", "makespan_s", "{:,.0f} s"),
+    ("restarts of a job", "restarts", "{:.1f}"),
+    ("GPU-hours", "gpu_hours", "{:,.0f}"),
+    ("GPUs in use", "utilisation", "{:.0%}"),
+    ("worst finish-time fairness", "worst_fairness", "{:.1f}"),
+    ("a round of the policy, p95", "policy_p95_ms", "{:.1f} ms"),
+)
+
+
+def _write(out: Path, name: str, log: Log) -> None:
+    """Write the log, from which all figures can be computed again, and the plots."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / f"{name}.rounds.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ("at_s", "job", "nodes", "replicas", "local_batch", "accumulated", "progress")
+        )
+        for row in log.rounds:
+            nodes = " ".join(f"{node_id}:{count}" for node_id, count in row.allocation)
+            writer.writerow((row.at_s, row.job, nodes, replicas_of(row.allocation), row.local_batch,
+                             row.accumulated, f"{row.progress:.3f}"))  # fmt: skip
+    with (out / f"{name}.jobs.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(
+            ("job", "application", "submitted_s", "started_s", "finished_s", "restarts", "gpu_s")
+        )
+        for job in log.jobs:
+            writer.writerow((job.job, job.model, job.submitted_s, f"{job.started_s:g}",
+                             f"{job.finished_s:g}", job.restarts, f"{job.service_gpu_s:g}"))  # fmt: skip
+    _plot(out / name, log)
+
+
+def _plot(path: Path, log: Log) -> None:
+    """Draw who has the GPUs over time, and the completion times, where matplotlib is there."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        click.echo("no plots: matplotlib is not installed (pip install 'stoker[train]')", err=True)
+        return
+    times, models = allocated_over_time(log)
+    figure = Figure(figsize=(9, 4))
+    axes = figure.add_subplot()
+    axes.stackplot([at_s / 3600 for at_s in times], *models.values(), labels=list(models))
+    axes.set_xlabel("hours")
+    axes.set_ylabel("GPUs")
+    axes.legend(loc="upper right")
+    figure.savefig(f"{path}.allocations.svg")
+    figure = Figure(figsize=(6, 4))
+    axes = figure.add_subplot()
+    ordered = sorted(row.completion_s for row in log.jobs)
+    axes.step(ordered, [(index + 1) / len(ordered) for index in range(len(ordered))], where="post")
+    axes.set_xscale("log")
+    axes.set_xlabel("completion time, s")
+    axes.set_ylabel("part of the jobs")
+    figure.savefig(f"{path}.jct.svg")
+
+
+if __name__ == "__main__":
+    main(prog_name="stoker simulate")

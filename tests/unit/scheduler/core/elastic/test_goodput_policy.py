@@ -1,0 +1,181 @@
+"""The policy by itself: exact shares, answers that always hold, and rest where nothing changes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from stoker_goodput.batches import BatchLimits
+from stoker_goodput.efficiency import GradientNoise
+from stoker_goodput.throughput import ThroughputParams
+from stoker_scheduler.core.elastic.goodput_policy import (
+    Constants,
+    GoodputPolicy,
+    outlasts,
+    share_out,
+)
+from stoker_scheduler.core.elastic.jobs import (
+    ElasticJob,
+    Hints,
+    Snapshot,
+    check,
+    replicas_of,
+)
+from stoker_scheduler.core.elastic.packing import counts_of
+
+LIMITS = BatchLimits(64, 8192, 8, 256)
+SCALES = ThroughputParams(0.05, 0.004, 0.06, 0.001, 0.01, 0.0005, 2.0)
+NOISY = GradientNoise(sqr=1.0, var=100.0)
+
+
+def hints(random: Random) -> Hints:
+    if random.random() < 0.2:
+        return Hints(LIMITS)
+    params = replace(SCALES, alpha_n=random.uniform(0.02, 1.0), beta_c=random.uniform(0.001, 0.02))
+    noise = GradientNoise(sqr=1.0, var=10 ** random.uniform(-1, 4))
+    return Hints(LIMITS, params, noise, random.choice((1, 2, 4, 8, 16)), random.uniform(5, 250))
+
+
+def jobs_of(random: Random, count: int) -> tuple[ElasticJob, ...]:
+    return tuple(
+        ElasticJob(
+            f"job_{index}",
+            submitted_s=float(index),
+            service_gpu_s=10 ** random.uniform(0, 6),
+            restarts=random.randrange(5),
+            min_replicas=random.choice((1, 1, 1, 2, 4)),
+            max_replicas=random.choice((4, 16, 64)),
+        )
+        for index in range(count)
+    )
+
+
+@pytest.mark.parametrize("turn", range(6))
+def test_answers_hold_over_rounds_whatever_comes(seed: int, turn: int) -> None:
+    random = Random(seed * 10 + turn)
+    size = random.choice((1, 3, 4, 8))
+    nodes = {f"node-{index}": size for index in range(random.randint(1, 12))}
+    policy, known = GoodputPolicy(), {}
+    jobs: list[ElasticJob] = []
+    for number in range(25):
+        now_s = 60.0 * (number + 2)
+        jobs = [job for job in jobs if random.random() > 0.1]
+        for new in jobs_of(random, random.randint(0, 3)):
+            jobs.append(replace(new, job_id=f"{new.job_id}-{number}", submitted_s=now_s))
+        for job in jobs:
+            if job.job_id not in known or random.random() < 0.2:
+                known[job.job_id] = hints(random)
+        snapshot = Snapshot(nodes, tuple(jobs))
+        answer = policy.allocate(snapshot, known, now_s)
+        check(snapshot, answer)
+        spanning = [node for one in answer.values() if len(one) > 1 for node, _ in one]
+        assert len(set(spanning)) == len(spanning), "two jobs that span nodes share one"
+        again = GoodputPolicy().allocate(snapshot, known, now_s)
+        assert again == answer, "it depends on what was before"
+        jobs = [
+            replace(
+                job,
+                allocation=answer.get(job.job_id, ()),
+                restarts=job.restarts + (answer.get(job.job_id, ()) != job.allocation),
+                service_gpu_s=job.service_gpu_s + 60 * replicas_of(answer.get(job.job_id, ())),
+            )
+            for job in jobs
+        ]
+
+
+def test_shares_are_the_best_that_there_are(seed: int) -> None:
+    random = Random(seed)
+    counts = (1, 2, 4, 8)
+    for _ in range(100):
+        values = np.array([[random.choice((-np.inf, random.random() * 10)) for _ in counts]
+                           for _ in range(random.randint(1, 4))])  # fmt: skip
+        gpus = random.randint(1, 16)
+        found = share_out(values, counts, gpus)
+
+        def worth(chosen: tuple[int, ...], values: object = values) -> float:
+            return sum(
+                float(values[row][counts.index(count)])  # type: ignore[index]
+                for row, count in enumerate(chosen)
+                if count
+            )
+
+        every = itertools.product((0, *counts), repeat=len(values))
+        best = max(worth(chosen) for chosen in every if sum(chosen) <= gpus)
+        assert sum(found) <= gpus
+        assert worth(tuple(found)) == pytest.approx(max(best, 0.0))
+
+
+def test_unchanged_hints_change_nothing() -> None:
+    nodes = {f"node-{index}": 4 for index in range(4)}
+    policy = GoodputPolicy()
+    known = {
+        f"job_{index}": Hints(LIMITS, replace(SCALES, alpha_n=0.1 * index), NOISY, 16)
+        for index in range(6)
+    }
+    jobs = tuple(ElasticJob(job_id, 0.0) for job_id in known)
+    changes = []
+    for number in range(21):
+        answer = policy.allocate(Snapshot(nodes, jobs), known, 600.0 + 60 * number)
+        changes.append(sum(job.allocation != answer.get(job.job_id, ()) for job in jobs))
+        jobs = tuple(
+            replace(
+                job,
+                allocation=answer.get(job.job_id, ()),
+                service_gpu_s=job.service_gpu_s + 60 * replicas_of(answer.get(job.job_id, ())),
+            )
+            for job in jobs
+        )
+    assert changes[0] == 6
+    assert not any(changes[1:]), changes
+
+
+def test_what_scales_gets_more_and_the_young_goes_first() -> None:
+    nodes = {f"node-{index}": 4 for index in range(4)}
+    slow = replace(SCALES, alpha_n=5.0)
+    known = {"fast": Hints(LIMITS, SCALES, NOISY, 16), "slow": Hints(LIMITS, slow, NOISY, 16)}
+    jobs = (ElasticJob("fast", 0.0), ElasticJob("slow", 0.0))
+    answer = GoodputPolicy().allocate(Snapshot(nodes, jobs), known, 600.0)
+    assert replicas_of(answer["fast"]) > 4 >= replicas_of(answer["slow"])
+    known = {name: Hints(LIMITS, SCALES, NOISY, 16) for name in ("old", "young")}
+    jobs = (ElasticJob("old", 0.0, service_gpu_s=20 * 3600.0), ElasticJob("young", 0.0))
+    answer = GoodputPolicy().allocate(Snapshot(nodes, jobs), known, 600.0)
+    assert replicas_of(answer["young"]) > replicas_of(answer["old"])
+
+
+def test_of_two_jobs_one_outlasts_the_other(seed: int) -> None:
+    random = Random(seed)
+    jobs = jobs_of(random, 8)
+    found = outlasts(jobs, Constants())
+    assert found.diagonal().tolist() == [0.0] * 8
+    off = ~np.eye(8, dtype=bool)
+    assert (found + found.T)[off] == pytest.approx(1.0)
+    large = [replace(job, service_gpu_s=1e7) for job in jobs[:2]]
+    assert outlasts(large, Constants())[0, 1] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_job_without_measurements_starts_small_and_one_grows_step_by_step() -> None:
+    nodes = {f"node-{index}": 4 for index in range(16)}
+    new = ElasticJob("new", 0.0)
+    answer = GoodputPolicy().allocate(Snapshot(nodes, (new,)), {"new": Hints(LIMITS)}, 60.0)
+    assert replicas_of(answer["new"]) == 4
+    known = {"new": Hints(LIMITS, SCALES, NOISY, profiled_replicas=4)}
+    answer = GoodputPolicy().allocate(Snapshot(nodes, (new,)), known, 600.0)
+    assert replicas_of(answer["new"]) <= 16
+
+
+def test_nothing_to_share_is_no_error() -> None:
+    assert GoodputPolicy().allocate(Snapshot({}, ()), {}, 0.0) == {}
+    assert GoodputPolicy().allocate(Snapshot({"node": 4}, ()), {}, 0.0) == {}
+
+
+def test_counts_are_powers_of_two_and_whole_nodes() -> None:
+    assert counts_of({f"n{i}": 4 for i in range(5)}) == (1, 2, 4, 8, 12, 16, 20)
+    assert counts_of({f"n{i}": 6 for i in range(2)}) == (1, 2, 4, 6, 12)
+    assert counts_of({"n0": 1, "n1": 1}) == (1, 2)
+    assert counts_of({}) == ()
+    many = counts_of({f"n{i}": 8 for i in range(256)})
+    assert many[-1] <= 2048 and len(many) < 60

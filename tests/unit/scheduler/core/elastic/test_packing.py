@@ -1,0 +1,79 @@
+"""Places: whatever fits in sum fits, and who keeps its count stays, unless a larger job needs the node."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from stoker_scheduler.core.elastic.jobs import Allocation, ElasticJob, Snapshot, check, replicas_of
+from stoker_scheduler.core.elastic.packing import counts_of, pack
+
+
+def test_whatever_fits_in_sum_fits_in_place(seed: int) -> None:
+    random = Random(seed)
+    for _ in range(100):
+        size = random.choice((1, 2, 3, 4, 6, 8))
+        nodes = {f"node-{index}": size for index in range(random.randint(1, 8))}
+        present: dict[str, Allocation] = {}
+        for _ in range(6):
+            left, counts, number = size * len(nodes), {}, 0
+            while left and random.random() < 0.95:
+                choices = [count for count in powers_of(size, nodes) if count <= left]
+                count = random.choice(choices)
+                counts[f"job_{number}"] = count
+                left -= count
+                number += 1
+            jobs = {name: ElasticJob(name, 0.0, present.get(name, ())) for name in counts}
+            answer = pack(nodes, jobs, counts)
+            check(Snapshot(nodes, tuple(jobs.values())), answer)
+            assert {name: replicas_of(one) for name, one in answer.items()} == counts
+            present = answer
+
+
+def powers_of(size: int, nodes: dict[str, int]) -> list[int]:
+    """The counts that always fit together: with a node of 3 or 6, its own size does not fit beside parts."""
+    return [n for n in counts_of(nodes) if n >= size or size % n == 0]
+
+
+def test_who_keeps_its_count_stays() -> None:
+    nodes = {f"node-{index}": 4 for index in range(3)}
+    present: dict[str, Allocation] = {
+        "a": (("node-0", 2),),
+        "b": (("node-1", 4), ("node-2", 4)),
+        "c": (("node-0", 1),),
+    }
+    jobs = {name: ElasticJob(name, 0.0, one) for name, one in present.items()}
+    answer = pack(nodes, jobs, {"a": 2, "b": 8, "c": 1})
+    assert answer == present
+
+
+def test_one_that_grows_keeps_the_nodes_it_has() -> None:
+    nodes = {f"node-{index}": 4 for index in range(4)}
+    jobs = {"a": ElasticJob("a", 0.0, (("node-2", 4),)), "b": ElasticJob("b", 0.0)}
+    answer = pack(nodes, jobs, {"a": 8, "b": 4})
+    assert "node-2" in dict(answer["a"])
+
+
+def test_a_whole_node_is_emptied_by_the_fewest() -> None:
+    nodes = {"node-0": 4, "node-1": 4}
+    jobs = {
+        "one": ElasticJob("one", 0.0, (("node-0", 1),)),
+        "two": ElasticJob("two", 0.0, (("node-1", 2),)),
+        "new": ElasticJob("new", 0.0),
+    }
+    answer = pack(nodes, jobs, {"one": 1, "two": 2, "new": 4})
+    assert answer["two"] == (("node-1", 2),)
+    assert answer["one"] == (("node-1", 1),)
+    assert answer["new"] == (("node-0", 4),)
+
+
+def test_a_job_on_a_node_that_is_gone_moves() -> None:
+    jobs = {"a": ElasticJob("a", 0.0, (("lost", 4),))}
+    assert pack({"node-0": 4}, jobs, {"a": 4}) == {"a": (("node-0", 4),)}
+
+
+def test_counts_that_do_not_fit_are_refused() -> None:
+    jobs = {name: ElasticJob(name, 0.0) for name in ("a", "b")}
+    with pytest.raises(ValueError, match="no room for 4 GPUs"):
+        pack({"node-0": 4}, jobs, {"a": 4, "b": 4})
