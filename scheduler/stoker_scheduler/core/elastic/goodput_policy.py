@@ -22,13 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stoker_goodput.batches import best_goodputs
-from stoker_goodput.throughput import Floats
 from stoker_scheduler.core.elastic.jobs import Allocation, ElasticJob, Hints, Snapshot, replicas_of
 from stoker_scheduler.core.elastic.packing import counts_of, pack
+from stoker_scheduler.core.elastic.speedups import SpeedupTables
+
+if TYPE_CHECKING:
+    from stoker_goodput.throughput import Floats
 
 _NEVER = -np.inf
 
@@ -48,7 +51,7 @@ class Constants:
     large_sharpness: float = 4.0
     """How sharply that begins."""
     first_replicas: int = 4
-    """The most of a job that has measured nothing."""
+    """The most of a job that has measured nothing, in one node."""
     growth: int = 4
     """The most beyond what a job has run with, as a factor."""
     unseen_network: float = 0.9
@@ -64,7 +67,7 @@ class GoodputPolicy:
     """Shares GPUs out by what they are worth. Remembers nothing but tables that it could compute again."""
 
     constants: Constants = field(default_factory=Constants)
-    _tables: dict[str, tuple[object, Floats]] = field(default_factory=dict)
+    _tables: SpeedupTables = field(default_factory=SpeedupTables)
 
     def allocate(
         self, snapshot: Snapshot, hints: Mapping[str, Hints], now_s: float
@@ -89,8 +92,7 @@ class GoodputPolicy:
         """
         jobs, constants = snapshot.jobs, self.constants
         counts, size = np.array(counts_of(snapshot.nodes), dtype=np.float64), _size(snapshot)
-        known = {job.job_id for job in jobs}
-        self._tables = {job_id: one for job_id, one in self._tables.items() if job_id in known}
+        self._tables.keep(job.job_id for job in jobs)
         speedups = np.array([self._speedups(job, hints[job.job_id], counts, size) for job in jobs])
         gpus = size * len(snapshot.nodes)
         prices = constants.delayed * outlasts(jobs, constants).sum(axis=1) / gpus
@@ -110,16 +112,12 @@ class GoodputPolicy:
     def _speedups(self, job: ElasticJob, hints: Hints, counts: Floats, size: int) -> Floats:
         """Return how much faster a job is with each count than on one GPU; 0 where it may not have it."""
         constants = self.constants
-        if hints.params is None or hints.noise is None:
-            speedups, most = counts, float(max(constants.first_replicas, job.min_replicas))
-        else:
-            key = (hints.params, hints.noise, hints.limits, size, len(counts))
-            known = self._tables.get(job.job_id)
-            if known is None or known[0] != key:
-                known = self._tables[job.job_id] = (key, _speedups(hints, counts, size))
-            speedups, most = known[1], float(constants.growth * max(hints.profiled_replicas, 1))
-            if hints.profiled_replicas <= size:
-                speedups = np.where(counts > size, speedups * constants.unseen_network, speedups)
+        speedups = self._tables.of(job.job_id, hints, [int(count) for count in counts], size)
+        most = constants.growth * max(hints.profiled_replicas, 1)
+        if speedups is None:
+            speedups, most = counts, min(constants.first_replicas, size)
+        elif hints.profiled_replicas <= size:
+            speedups = np.where(counts > size, speedups * constants.unseen_network, speedups)
         most = min(max(most, job.min_replicas), job.max_replicas)
         return np.where((counts >= job.min_replicas) & (counts <= most), speedups, 0.0)
 
@@ -179,15 +177,6 @@ def share_out(values: Floats, counts: Sequence[int], gpus: int) -> list[int]:
         found.append(int(choice[left]))
         left -= found[-1]
     return found[::-1]
-
-
-def _speedups(hints: Hints, counts: Floats, size: int) -> Floats:
-    assert hints.params is not None and hints.noise is not None
-    replicas = tuple(int(count) for count in counts)
-    nodes = tuple(-(-count // size) for count in replicas)
-    goodput = best_goodputs(hints.params, hints.noise, hints.limits, nodes, replicas).goodput
-    positive = goodput[goodput > 0]
-    return goodput / (goodput[0] or positive[0]) if len(positive) else goodput
 
 
 def _size(snapshot: Snapshot) -> int:

@@ -1,8 +1,8 @@
 """The places of replicas: parts of a node within one, larger jobs on whole nodes, and few that move.
 
-Counts within a node are powers of two, counts beyond are multiples of a node: whatever of these fits in sum
-also fits in place, and no two jobs that span nodes share one (Sia, SOSP 2023, section 3.3, has the argument).
-A job whose count stays keeps its nodes, unless a larger one needs them whole.
+Counts within a node are powers of two that divide it, counts beyond are multiples of it: whatever of these
+fits in sum also fits in place, and no two jobs that span nodes share one (Sia, SOSP 2023, section 3.3, has
+the argument). A job whose count stays keeps its nodes, unless a larger one needs them whole.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from stoker_scheduler.core.elastic.jobs import Allocation, ElasticJob, replicas_
 
 
 def counts_of(nodes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the counts that a job may have: powers of two within a node, and whole nodes.
+    """Return the counts that a job may have: powers of two that divide a node, and whole nodes.
 
     All nodes count as the smallest one, so that a whole node is always of the same size. Of more than 16
     nodes not every number is one: steps of an eighth suffice.
     """
     size = min(nodes.values(), default=0)
-    within = [1 << power for power in range(size.bit_length()) if 1 << power <= size]
+    within = [1 << power for power in range(size.bit_length()) if size % (1 << power) == 0]
     if size and within[-1] != size:
         within.append(size)
     beyond, count = [], 2

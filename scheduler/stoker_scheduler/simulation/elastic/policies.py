@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from stoker_scheduler.core.elastic.baselines import Fifo, Optimus, Tiresias
 from stoker_scheduler.core.elastic.goodput_policy import GoodputPolicy
 from stoker_scheduler.core.elastic.jobs import ElasticPolicy
+from stoker_scheduler.core.elastic.pollux import Pollux
+from stoker_scheduler.core.elastic.sia import Sia
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class PolicyKind:
 
 KINDS = {
     "stoker": PolicyKind(lambda seed: GoodputPolicy()),
+    "sia": PolicyKind(lambda seed: Sia()),
+    "pollux": PolicyKind(Pollux, fixes_models=True, is_random=True),
     "fifo": PolicyKind(lambda seed: Fifo(), fixes_replicas=True, tunes_batches=False),
     "tiresias": PolicyKind(lambda seed: Tiresias(), fixes_replicas=True, tunes_batches=False),
     "optimus": PolicyKind(

@@ -19,7 +19,7 @@ def test_whatever_fits_in_sum_fits_in_place(seed: int) -> None:
         for _ in range(6):
             left, counts, number = size * len(nodes), {}, 0
             while left and random.random() < 0.95:
-                choices = [count for count in powers_of(size, nodes) if count <= left]
+                choices = [count for count in counts_of(nodes) if count <= left]
                 count = random.choice(choices)
                 counts[f"job_{number}"] = count
                 left -= count
@@ -29,11 +29,6 @@ def test_whatever_fits_in_sum_fits_in_place(seed: int) -> None:
             check(Snapshot(nodes, tuple(jobs.values())), answer)
             assert {name: replicas_of(one) for name, one in answer.items()} == counts
             present = answer
-
-
-def powers_of(size: int, nodes: dict[str, int]) -> list[int]:
-    """The counts that always fit together: with a node of 3 or 6, its own size does not fit beside parts."""
-    return [n for n in counts_of(nodes) if n >= size or size % n == 0]
 
 
 def test_who_keeps_its_count_stays() -> None:

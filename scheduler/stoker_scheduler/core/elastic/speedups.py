@@ -1,0 +1,43 @@
+"""Tables of speedups by count of GPUs, which are computed again when a job has measured something new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stoker_goodput.batches import best_goodputs
+from stoker_goodput.throughput import Floats
+
+if TYPE_CHECKING:
+    from stoker_scheduler.core.elastic.jobs import Hints
+
+
+@dataclass(slots=True)
+class SpeedupTables:
+    """The tables of the jobs of a policy. They only save time: any can be computed again."""
+
+    _known: dict[str, tuple[object, Floats]] = field(default_factory=dict)
+
+    def keep(self, job_ids: Iterable[str]) -> None:
+        """Forget the tables of all other jobs."""
+        self._known = {name: self._known[name] for name in job_ids if name in self._known}
+
+    def of(self, job_id: str, hints: Hints, counts: Sequence[int], size: int) -> Floats | None:
+        """Return how much faster a job is on each count than on the first, on the fewest nodes of ``size``.
+
+        0 where it has no batch, None for a job that has measured nothing.
+        """
+        if hints.params is None or hints.noise is None:
+            return None
+        key = (hints.params, hints.noise, hints.limits, size, len(counts))
+        known = self._known.get(job_id)
+        if known is None or known[0] != key:
+            nodes = [-(-count // size) for count in counts]
+            found = best_goodputs(hints.params, hints.noise, hints.limits, nodes, counts).goodput
+            positive = found[found > 0]
+            speedups = found / positive[0] if len(positive) else np.zeros(len(counts))
+            known = self._known[job_id] = (key, speedups)
+        return known[1]
