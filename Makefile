@@ -27,7 +27,7 @@ export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 # Where it is set, each of a thousand processes compiles all our modules for itself: a cluster starts in 0.9 s, not in 0.5.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env services demo test interop sim fuzz chaos flakes check types format docs site lock sbom audit release bench up down pin soak clean
+.PHONY: help env services demo test interop sim fuzz chaos flakes check types format docs site lock sbom audit release bench bench-elastic up down pin soak clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ sbom:  ## write dist/sbom.cdx.json: what is locked, as CycloneDX
 release: env sbom  ## write sdist, wheel, bill of materials and their checksums into dist/
 	@$(VENV)/bin/hatchling build -d dist
 	@cd dist && sha256sum sbom.cdx.json stoker-* >SHA256SUMS && cat SHA256SUMS
+
+bench-elastic: env  ## compare the policy of elastic jobs with Pollux (BENCH_ARGS="--data DIR --sensitivity")
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(PY) -m benchmarks.elastic $(BENCH_ARGS)
 
 bench: env  ## time our workloads, and Ray's and Dask's in turn where a Python has them
 	@$(PY) -m benchmarks $(BENCH_ARGS)
