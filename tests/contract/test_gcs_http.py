@@ -329,6 +329,9 @@ async def test_functions_and_packages_are_kept_by_content(client: Client) -> Non
         assert await client.call("GET", path, raw=True) == content
 
 
+@pytest.mark.logs(
+    r"the loop reconcile waits: events up to \d+ are gone"
+)  # it may be behind what goes
 async def test_a_watch_resumes_where_it_was_and_is_told_when_it_cannot(
     served: tuple[Running, Client],
 ) -> None:

@@ -180,7 +180,9 @@ async def test_packages_are_fetched_once_and_unpacked_safely(start, gcs: FakeGcs
     other = 64 * "0"
     gcs.packages = {**dict(zip(names, contents, strict=True)), other: contents[0]}
     env = RuntimeEnv(working_dir=folder, py_modules=(module,))
-    answers = await asyncio.gather(*(node.start_lease(job_id=f"j{i}", env=env) for i in range(3)))
+    answers = await asyncio.gather(
+        *(node.start_lease(job_id=f"job_{i}", env=env) for i in range(3))
+    )
     seen = await node.do(answers[0][1], "see")
     assert Path(seen.cwd).name == folder[:16]
     assert [Path(path).name for path in seen.sys_path[:2]] == [folder[:16], module]
@@ -211,7 +213,9 @@ async def test_pip_requirements_get_a_venv_of_their_own(
         )
         archive.writestr(f"{info}/RECORD", "")
     env = RuntimeEnv(pip=(f"tiny-thing @ file://{wheel}",), preload=("tiny_thing",))
-    answers = await asyncio.gather(*(node.start_lease(job_id=f"j{i}", env=env) for i in range(2)))
+    answers = await asyncio.gather(
+        *(node.start_lease(job_id=f"job_{i}", env=env) for i in range(2))
+    )
     seen = await node.do(answers[0][1], "see")
     assert any("venvs" in path for path in seen.sys_path)
     with pytest.raises(RuntimeEnvSetupError, match="no-such-thing"):
