@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stoker_scheduler.core.elastic import pollux
 from stoker_scheduler.core.elastic.jobs import Allocation, Hints, Snapshot, replicas_of
 from stoker_scheduler.simulation.elastic.figures import figures
 from stoker_scheduler.simulation.elastic.policies import KINDS, PolicyKind
@@ -41,6 +42,12 @@ def models(made: Path) -> dict[str, Model]:
 @pytest.fixture
 def workload(made: Path, models: dict[str, Model]) -> list[WorkloadJob]:
     return read_workload(made / "workload.csv", models, SMALL.gpus)
+
+
+@pytest.fixture(autouse=True)
+def _short_evolution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of its generations is enough for what is asked here, and takes seconds."""
+    monkeypatch.setattr(pollux, "GENERATIONS", 10)
 
 
 SMALL = World(nodes=4)
