@@ -128,7 +128,7 @@ class GoodputPolicy:
         restart_s = hints.restart_s
         lasts_s = self.constants.lasting * max(0.0, job.age_s(now_s) - restart_s * job.restarts)
         part = lasts_s / (lasts_s + restart_s) if lasts_s else 0.0
-        part *= max(0.0, 1 - restart_s / self.constants.settled_s)
+        part *= self.constants.settled_s / (self.constants.settled_s + restart_s)
         return np.where(counts == replicas_of(job.allocation), 1.0, part)
 
 

@@ -102,20 +102,10 @@ class FreeGpus:
     def __post_init__(self) -> None:
         self._order = {node_id: index for index, node_id in enumerate(self.by_node)}
 
-    @property
-    def count(self) -> int:
-        """Their sum."""
-        return sum(self.by_node.values())
-
     def take(self, allocation: Allocation) -> None:
         """Give an allocation away."""
         for node_id, count in allocation:
             self.by_node[node_id] -= count
-
-    def give_back(self, allocation: Allocation) -> None:
-        """Take an allocation back."""
-        for node_id, count in allocation:
-            self.by_node[node_id] += count
 
     def spread(self, replicas: int) -> Allocation:
         """Give ``replicas`` away, on the emptiest nodes first; the caller knows that there are so many."""

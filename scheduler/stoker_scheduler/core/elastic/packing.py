@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 from stoker_scheduler.core.elastic.jobs import Allocation, ElasticJob, replicas_of
 
+FINE_NODES = 16
+"""Up to so many nodes, every number of them is a count."""
+
 
 def counts_of(nodes: Mapping[str, int]) -> tuple[int, ...]:
     """Return the counts that a job may have: powers of two that divide a node, and whole nodes.
@@ -30,15 +33,10 @@ def counts_of(nodes: Mapping[str, int]) -> tuple[int, ...]:
     return (*within, *beyond)
 
 
-FINE_NODES = 16
-"""Up to so many nodes, every number of them is a count."""
-
-
 @dataclass(slots=True)
 class _Nodes:
     """The nodes as they fill: what is free, and who is where."""
 
-    size: int
     free: dict[str, int]
     jobs: dict[str, dict[str, int]] = field(default_factory=dict)
     """Node -> job -> replicas there."""
@@ -52,13 +50,18 @@ class _Nodes:
         self.free[node_id] += count
         return count
 
+    def smaller(self, node_id: str, share: int) -> dict[str, int]:
+        """Return the jobs there with fewer replicas, the smallest first: they find room elsewhere."""
+        there = self.jobs.get(node_id, {}).items()
+        return dict(sorted((one for one in there if one[1] < share), key=lambda one: one[1]))
+
 
 def pack(
     nodes: Mapping[str, int], jobs: Mapping[str, ElasticJob], counts: Mapping[str, int]
 ) -> dict[str, Allocation]:
     """Return where each job has its count. Raises ValueError for counts that are not of :func:`counts_of`."""
     size = min(nodes.values(), default=0)
-    table = _Nodes(size, dict.fromkeys(nodes, size))
+    table, order = _Nodes(dict.fromkeys(nodes, size)), {name: i for i, name in enumerate(nodes)}
     placed: dict[str, list[str]] = {}
     waiting: list[tuple[int, str]] = []
     for job_id, count in counts.items():
@@ -77,15 +80,15 @@ def pack(
         share = min(count, size)
         chosen: list[str] = []
         for _ in range(wanted):
-            node_id = _choose(table, share, before, placed, chosen)
-            for other in list(table.jobs.get(node_id, ())) if table.free[node_id] < share else ():
-                waiting.append((table.remove(node_id, other), other))
-                del placed[other]
+            node_id = _choose(table, share, before)
+            for other in table.smaller(node_id, share):
                 if table.free[node_id] >= share:
                     break
+                waiting.append((table.remove(node_id, other), other))
+                del placed[other]
             table.put(node_id, job_id, share)
             chosen.append(node_id)
-        placed[job_id] = sorted(chosen, key=list(table.free).index)
+        placed[job_id] = sorted(chosen, key=order.__getitem__)
     return {
         job_id: tuple((node_id, min(counts[job_id], size)) for node_id in node_ids)
         for job_id, node_ids in placed.items()
@@ -98,21 +101,17 @@ def _keeps(present: Allocation, size: int, table: _Nodes) -> bool:
     return whole and all(table.free.get(node_id, 0) >= count for node_id, count in present)
 
 
-def _choose(
-    table: _Nodes, share: int, before: set[str], placed: Mapping[str, list[str]], chosen: list[str]
-) -> str:
+def _choose(table: _Nodes, share: int, before: set[str]) -> str:
     """Return the node with the least room that suffices, or that where least must move for it."""
     room = [node_id for node_id, free in table.free.items() if free >= share]
     if room:
         return min(room, key=lambda node_id: (node_id not in before, table.free[node_id]))
 
-    def cost(node_id: str) -> tuple[int, int]:
-        smaller = [n for n in table.jobs.get(node_id, {}).values() if n < share]
-        enough = table.free[node_id] + sum(smaller) >= share
-        return (0 if enough else 1, sum(smaller))
+    def cost(node_id: str) -> tuple[bool, int]:
+        moved = sum(table.smaller(node_id, share).values())
+        return table.free[node_id] + moved < share, moved
 
-    others = [node_id for node_id in table.free if node_id not in chosen]
-    best = min(others, key=cost)
+    best = min(table.free, key=cost)
     if cost(best)[0]:
         raise ValueError(f"there is no room for {share} GPUs in one node: {table.free}")
     return best

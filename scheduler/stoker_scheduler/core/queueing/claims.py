@@ -38,6 +38,7 @@ Stopped = tuple[LeaseState, Claim]
 
 
 def no_claim(lease: LeaseState) -> Claim | None:
+    """Return None: nothing is stopped."""
     return None
 
 

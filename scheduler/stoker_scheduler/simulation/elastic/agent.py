@@ -24,7 +24,6 @@ class Agent:
     noise: GradientNoise | None = None
     profiled_replicas: int = 0
     _seen: dict[tuple[int, int, int], Observation] = field(default_factory=dict)
-    _fitted: int = 0
     _stale: bool = False
     _choice: tuple[object, Batch] | None = None
 

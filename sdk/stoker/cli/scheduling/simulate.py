@@ -62,8 +62,8 @@ class _Command(click.Command):
     type=click.Path(exists=True, dir_okay=False),
     help="CSV of training jobs; several are run one after the other.",
 )
-@click.option("--nodes", type=click.IntRange(1), help="Of training jobs.  [default: 16]")
-@click.option("--gpus-per-node", type=click.IntRange(1), help="[default: 4]")
+@click.option("--nodes", type=click.IntRange(1), help="How many, for training jobs.  [default: 16]")
+@click.option("--gpus-per-node", type=click.IntRange(1), help="Of each node.  [default: 4]")
 @click.option("--interval", type=click.IntRange(1), help="Seconds of a round.  [default: 60]")
 @click.option(
     "--restart-s",
