@@ -96,7 +96,8 @@ class StackReader:
         try:
             return await py_spy.dump(program, pid, _PY_SPY_SHARE * self.timeout_s), ""
         except ConflictError as error:
-            return None, error.message
+            # A profile that began meanwhile traces the process, and only one tracer may.
+            return None, _PROFILED if self.profiled(worker_id) else error.message
 
     async def _ask(self, process: Process) -> WorkerStacks | None:
         """Return what a worker says of itself; None if it does not answer, or is a driver."""
