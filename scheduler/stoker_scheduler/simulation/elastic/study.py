@@ -129,7 +129,7 @@ def _job(row: WorkloadJob, world: World, kind: PolicyKind, random: Random) -> Si
     fixed = row.model.fixed_batch if kind.fixes_models else 0
     return SimulatedJob(
         row,
-        Agent(row.model.limits, always_fits=kind.fixes_models),
+        Agent(row.model.limits, as_pollux=kind.fixes_models),
         restart_s=world.restart_by_model.get(row.model.name, world.restart_s),
         tuned_batch=fixed or (0 if kind.tunes_batches else row.batch),
         noise=world.noise,
