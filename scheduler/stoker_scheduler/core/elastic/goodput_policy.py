@@ -4,14 +4,15 @@ What the mean completion time loses by a GPU-second is the delay of those that c
 
 1. orders the jobs, softly: ``outlasts[i, j]`` is the probability that j still runs when i ends. Sizes are
    not known. Of small jobs, what has had much service is likely to need much more (heavy tails); of large
-   ones, of which there are few, the one that came first is likely to end first;
+   ones, of which there are few, the one that came first is likely to end first. Jobs that have declared
+   their epochs are ordered by what is left;
 2. prices GPUs: a GPU-second of job i delays ``sum_j outlasts[i, j]`` jobs by ``1 / G`` seconds, and jobs to
    come besides, so its price is ``price_i = delayed * sum_j outlasts[i, j] / G``;
 3. values progress: a job that ran by itself at that price would choose the count k that costs least,
    ``cost_i = min_k (1 + price_i * k) / speedup_i(k)`` seconds for a second's work on one GPU. So much is a
    second of its work worth, and with its speedup ``s`` at that count,
    ``value_i(k) = cost_i * s * (speedup_i(k) / s) ** power_i / power_i``: concave, as speeds and sizes are
-   estimates; linear for large jobs, which take turns;
+   estimates; linear for large jobs and those of known size, which take turns;
 4. shares out: the counts that maximise the sum of values, by dynamic programming over the GPUs.
 
 A count that differs from the present one is worth less, by what a restart takes of the time that the job
@@ -20,6 +21,7 @@ has shown to last. docs/adr/0027 has the measurements by which this was chosen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -50,6 +52,8 @@ class Constants:
     """Service from which on jobs are ordered by their submission."""
     large_sharpness: float = 4.0
     """How sharply that begins."""
+    left_sharpness: float = 4.0
+    """How sharply jobs that say what is left of them are ordered by that."""
     first_replicas: int = 4
     """The most of a job that has measured nothing, in one node."""
     growth: int = 4
@@ -95,7 +99,8 @@ class GoodputPolicy:
         self._tables.keep(job.job_id for job in jobs)
         speedups = np.array([self._speedups(job, hints[job.job_id], counts, size) for job in jobs])
         gpus = size * len(snapshot.nodes)
-        prices = constants.delayed * outlasts(jobs, constants).sum(axis=1) / gpus
+        left_s = np.array([self._left_s(job, hints[job.job_id]) for job in jobs])
+        prices = constants.delayed * outlasts(jobs, constants, left_s).sum(axis=1) / gpus
         allowed = speedups > 0
         with np.errstate(divide="ignore", invalid="ignore"):
             costs = np.where(allowed, (1 + prices[:, None] * counts) / speedups, np.inf)
@@ -106,6 +111,7 @@ class GoodputPolicy:
             relative = speedups * kept / alone[:, None]
             service = np.array([job.service_gpu_s for job in jobs])
             power = constants.power + (1 - constants.power) * largeness(service, constants)
+            power = np.where(np.isfinite(left_s), 1.0, power)
             values = (cost * alone / power)[:, None] * relative ** power[:, None]
         return np.where(allowed, values, _NEVER)
 
@@ -121,6 +127,11 @@ class GoodputPolicy:
         most = min(max(most, job.min_replicas), job.max_replicas)
         return np.where((counts >= job.min_replicas) & (counts <= most), speedups, 0.0)
 
+    def _left_s(self, job: ElasticJob, hints: Hints) -> float:
+        """Return how long the rest of a job would take on one GPU; infinite where it has not said."""
+        goodput = self._tables.goodput(job.job_id)
+        return hints.left / goodput if hints.left is not None and goodput else math.inf
+
     def _kept(self, job: ElasticJob, hints: Hints, counts: Floats, now_s: float) -> Floats:
         """Return the part of its speedup that a job keeps with each count: all of it with the present one."""
         if not job.allocation:
@@ -132,11 +143,12 @@ class GoodputPolicy:
         return np.where(counts == replicas_of(job.allocation), 1.0, part)
 
 
-def outlasts(jobs: Sequence[ElasticJob], constants: Constants) -> Floats:
+def outlasts(jobs: Sequence[ElasticJob], constants: Constants, left_s: Floats) -> Floats:
     """Return, for each pair of jobs, the probability that the second still runs when the first ends.
 
     With a service of x and y GPU-seconds, ``(y + young) / (x + y + 2 * young)``; the later job where both are
-    large. Shape (jobs, jobs), with 0 on the diagonal.
+    large; where both say what is left, x and y seconds on one GPU (``left_s``; infinite: not said),
+    ``y**4 / (x**4 + y**4)``. Shape (jobs, jobs), with 0 on the diagonal.
     """
     service = np.array([job.service_gpu_s for job in jobs])
     submitted = np.array([job.submitted_s for job in jobs])
@@ -145,6 +157,10 @@ def outlasts(jobs: Sequence[ElasticJob], constants: Constants) -> Floats:
     by_order = np.where(submitted[:, None] < submitted[None, :], 1.0, 0.0)
     large = largeness(np.minimum(service[:, None], service[None, :]), constants)
     found = by_size * (1 - large) + by_order * large
+    known = np.isfinite(left_s)
+    rest = np.where(known, np.maximum(left_s, 1.0), 1.0) ** constants.left_sharpness
+    by_left = rest[None, :] / (rest[:, None] + rest[None, :])
+    found = np.where(known[:, None] & known[None, :], by_left, found)
     np.fill_diagonal(found, 0.0)
     return found
 

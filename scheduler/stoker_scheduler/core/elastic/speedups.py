@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class SpeedupTables:
     """The tables of the jobs of a policy. They only save time: any can be computed again."""
 
-    _known: dict[str, tuple[object, Floats]] = field(default_factory=dict)
+    _known: dict[str, tuple[object, Floats, float]] = field(default_factory=dict)
 
     def keep(self, job_ids: Iterable[str]) -> None:
         """Forget the tables of all other jobs."""
@@ -38,6 +38,12 @@ class SpeedupTables:
             nodes = [-(-count // size) for count in counts]
             found = best_goodputs(hints.params, hints.noise, hints.limits, nodes, counts).goodput
             positive = found[found > 0]
-            speedups = found / positive[0] if len(positive) else np.zeros(len(counts))
-            known = self._known[job_id] = (key, speedups)
+            first = float(positive[0]) if len(positive) else 0.0
+            speedups = found / first if first else np.zeros(len(counts))
+            known = self._known[job_id] = (key, speedups, first)
         return known[1]
+
+    def goodput(self, job_id: str) -> float:
+        """Return the goodput that the speedups of a job are relative to; 0 where nothing is known of it."""
+        known = self._known.get(job_id)
+        return known[2] if known else 0.0

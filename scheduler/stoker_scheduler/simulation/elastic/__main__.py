@@ -57,6 +57,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
               show_default=True, help="How much jobs that span nodes slow each other on one.")  # fmt: skip
 @click.option("--noise", type=click.FloatRange(0, 1), default=0.0, show_default=True,
               help="Relative error of the times that jobs measure.")  # fmt: skip
+@click.option("--declare-epochs", is_flag=True,
+              help="Jobs say how many epochs they have, and so what is left.")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1), default=5, show_default=True,
               help="Runs of what is random, of which the mean is printed.")  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path),
@@ -73,6 +75,7 @@ def main(
     restart_of: tuple[str, ...],
     interference: float,
     noise: float,
+    declare_epochs: bool,
     seeds: int,
     out: Path | None,
     as_json: bool,
@@ -93,6 +96,7 @@ def main(
             restart_by_model=_restarts(restart_of, models),
             interference=interference,
             noise=noise,
+            declare_epochs=declare_epochs,
         )
         jobs = {path: read_workload(path, models, world.gpus) for path in workloads}
         results = []

@@ -33,7 +33,7 @@ class World:
 
     ``interference`` slows jobs that share a node while both span several, ``restart_s`` is what a change of
     an allocation costs, by model where ``restart_by_model`` has it, ``noise`` the relative error of what jobs
-    measure.
+    measure. With ``declare_epochs`` jobs say how many they have, which Pollux's study keeps from policies.
     """
 
     nodes: int = 16
@@ -43,6 +43,7 @@ class World:
     restart_by_model: Mapping[str, float] = field(default_factory=dict)
     interference: float = 0.0
     noise: float = 0.0
+    declare_epochs: bool = False
 
     @property
     def gpus(self) -> int:
@@ -133,6 +134,7 @@ def _job(row: WorkloadJob, world: World, kind: PolicyKind, random: Random) -> Si
         restart_s=world.restart_by_model.get(row.model.name, world.restart_s),
         tuned_batch=fixed or (0 if kind.tunes_batches else row.batch),
         noise=world.noise,
+        declares=world.declare_epochs,
         random=random,
     )
 

@@ -29,6 +29,8 @@ class SimulatedJob:
     restart_s: float
     tuned_batch: int = 0
     noise: float = 0.0
+    declares: bool = False
+    """Whether it says what part of its epochs is done."""
     random: Random = field(default_factory=Random)
     allocation: Allocation = ()
     batch: Batch = field(default_factory=lambda: Batch(0, 0))
@@ -138,7 +140,18 @@ class SimulatedJob:
             profiled_replicas=agent.profiled_replicas,
             restart_s=self.restart_s,
             oracle=oracle,
+            progress=self.progress * self.model.limits.min_batch,
+            done=self.done if self.declares else None,
         )
+
+    @property
+    def done(self) -> float:
+        """The part of its epochs that is over, as its own count of samples has it."""
+        goals = self.model.goals
+        before = float(goals[self.epoch - 1]) if self.epoch else 0.0
+        length = float(goals[self.epoch]) - before
+        within = (self.progress - before) / length if length > 0 else 0.0
+        return (self.epoch + within) / self.model.epochs
 
     def oracle(self, most: int, gpus_per_node: int) -> Oracle:
         """Return what is left of it, by the true step times on the fewest nodes (Optimus)."""

@@ -14,7 +14,7 @@ _REPEATED = ("--workload", "--policy")
 _OF_TRACES = ("cluster", "trace", "seed", "jitter")
 _OF_TRAINING = (
     "profiles", "workload", "nodes", "gpus_per_node", "interval", "restart_s", "restart_of",
-    "interference", "noise", "seeds",
+    "interference", "noise", "declare_epochs", "seeds",
 )  # fmt: skip
 
 
@@ -84,6 +84,11 @@ class _Command(click.Command):
     help="Relative error of the times that training jobs measure.  [default: 0]",
 )
 @click.option(
+    "--declare-epochs",
+    is_flag=True,
+    help="Training jobs say how many epochs they have, and so what is left.",
+)
+@click.option(
     "--seeds",
     type=click.IntRange(1),
     help="Runs of what is random, of which the mean is printed.  [default: 5]",
@@ -118,14 +123,14 @@ def simulate(policies: tuple[str, ...], out: str | None, as_json: bool, **option
                 "a trace of jobs has --cluster and --trace, elastic training --profiles and --workload"
             )
     for name in others:
-        if options[name] not in (None, ()):
+        if options[name] not in (None, (), False):
             raise click.UsageError(f"--{name.replace('_', '-')} does not go with --{wanted[0]}")
     module = "stoker_scheduler.simulation.elastic" if training else "stoker_scheduler.simulate"
     program = [sys.executable, "-m", module]
     for name in ours:
         given = options[name]
         for value in given if isinstance(given, tuple) else (given,):
-            program += [f"--{name.replace('_', '-')}={value}"] if value is not None else []
+            program += _option(name, value)
     program += [f"--policy={name}" for name in policies]
     program += [f"--out={out}"] if out is not None else []
     program += ["--json"] if as_json else []
@@ -135,3 +140,10 @@ def simulate(policies: tuple[str, ...], out: str | None, as_json: bool, **option
             os.environ.setdefault(variable, "1")
     sys.stdout.flush()
     os.execv(sys.executable, program)
+
+
+def _option(name: str, value: Any) -> list[str]:
+    """Return an option as a program takes it: a flag without value, nothing for what was not given."""
+    if value is None or value is False:
+        return []
+    return [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")]

@@ -7,10 +7,12 @@ import os
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stoker_scheduler.core.elastic import pollux
+from stoker_scheduler.core.elastic.goodput_policy import GoodputPolicy
 from stoker_scheduler.core.elastic.jobs import Allocation, Hints, Snapshot, replicas_of
 from stoker_scheduler.simulation.elastic.figures import figures
 from stoker_scheduler.simulation.elastic.policies import KINDS, PolicyKind
@@ -19,6 +21,9 @@ from stoker_scheduler.simulation.elastic.study import Log, World, run
 from stoker_scheduler.simulation.elastic.synthetic import write
 from stoker_scheduler.simulation.elastic.workloads import WorkloadJob, read_workload
 from stoker_scheduler.simulation.inputs import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 DATA = Path(os.environ.get("POLLUX_DATA", ""))
 needs_data = pytest.mark.skipif(
@@ -207,6 +212,27 @@ def test_ours_is_ahead_of_the_others_on_made_up_profiles(workload: list[Workload
         for name, kind in KINDS.items()
     }
     assert min(means, key=means.__getitem__) == "stoker", means
+
+
+def test_jobs_that_declare_their_epochs_say_what_is_done(workload: list[WorkloadJob]) -> None:
+    told: dict[str, list[float | None]] = {}
+
+    class Listens(GoodputPolicy):
+        def allocate(
+            self, snapshot: Snapshot, hints: Mapping[str, Hints], now_s: float
+        ) -> dict[str, Allocation]:
+            for name, one in hints.items():
+                told.setdefault(name, []).append(one.done)
+            return super().allocate(snapshot, hints, now_s)
+
+    kind = PolicyKind(lambda seed: Listens())
+    run(replace(SMALL, declare_epochs=True), workload, kind)
+    for parts in told.values():
+        assert parts[0] == 0 and parts == sorted(parts)  # type: ignore[type-var]
+        assert all(part is not None and part < 1 for part in parts)
+    told.clear()
+    run(SMALL, workload[:3], kind)
+    assert {part for parts in told.values() for part in parts} == {None}
 
 
 def test_gpus_of_a_round_are_those_of_its_jobs(workload: list[WorkloadJob]) -> None:
