@@ -59,6 +59,12 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
               help="Relative error of the times that jobs measure.")  # fmt: skip
 @click.option("--declare-epochs", is_flag=True,
               help="Jobs say how many epochs they have, and so what is left.")  # fmt: skip
+@click.option("--failures", "failures_h", type=click.FloatRange(0), default=0.0, metavar="HOURS",
+              help="Mean time between failures of a node; 0: none fails.")  # fmt: skip
+@click.option("--repair-s", type=click.FloatRange(1), default=600.0, show_default=True,
+              help="Seconds until a node that failed is back.")  # fmt: skip
+@click.option("--commit-s", type=click.FloatRange(0), default=600.0, show_default=True,
+              help="Seconds between two commits of a job, to which a failure takes it back.")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1), default=5, show_default=True,
               help="Runs of what is random, of which the mean is printed.")  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path),
@@ -76,6 +82,9 @@ def main(
     interference: float,
     noise: float,
     declare_epochs: bool,
+    failures_h: float,
+    repair_s: float,
+    commit_s: float,
     seeds: int,
     out: Path | None,
     as_json: bool,
@@ -97,6 +106,9 @@ def main(
             interference=interference,
             noise=noise,
             declare_epochs=declare_epochs,
+            failures_h=failures_h,
+            repair_s=repair_s,
+            commit_s=commit_s,
         )
         jobs = {path: read_workload(path, models, world.gpus) for path in workloads}
         results = []
@@ -144,7 +156,7 @@ def _study(
 ) -> Figures:
     """Run one policy on one workload, and again with other seeds where something is random."""
     kind, found = KINDS[name], []
-    count = seeds if kind.is_random or world.noise else 1
+    count = seeds if kind.is_random or world.noise or world.failures_h else 1
     with _progress(f"{title}: {name}", len(workload) * count, quiet=quiet) as advance:
         for seed in range(count):
             before = len(workload) * seed
@@ -222,6 +234,11 @@ def _write(out: Path, name: str, log: Log) -> None:
         for job in log.jobs:
             writer.writerow((job.job, job.model, job.submitted_s, f"{job.started_s:g}",
                              f"{job.finished_s:g}", job.restarts, f"{job.service_gpu_s:g}"))  # fmt: skip
+    if log.failures:
+        with (out / f"{name}.failures.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("node", "at_s", "until_s"))
+            writer.writerows((one.node_id, one.at_s, one.until_s) for one in log.failures)
     _plot(out / name, log)
 
 

@@ -16,6 +16,7 @@ from stoker_scheduler.core.elastic.jobs import (
     check,
 )
 from stoker_scheduler.simulation.elastic.agent import Agent
+from stoker_scheduler.simulation.elastic.failures import Failure, Failures
 from stoker_scheduler.simulation.elastic.world import SimulatedJob
 from stoker_scheduler.simulation.inputs import InputError
 
@@ -34,6 +35,8 @@ class World:
     ``interference`` slows jobs that share a node while both span several, ``restart_s`` is what a change of
     an allocation costs, by model where ``restart_by_model`` has it, ``noise`` the relative error of what jobs
     measure. With ``declare_epochs`` jobs say how many they have, which Pollux's study keeps from policies.
+    A node fails after ``failures_h`` hours in the mean (0: never), and is back after ``repair_s``; its jobs
+    go on from their last commit, of which they make one every ``commit_s`` and before each restart.
     """
 
     nodes: int = 16
@@ -44,6 +47,9 @@ class World:
     interference: float = 0.0
     noise: float = 0.0
     declare_epochs: bool = False
+    failures_h: float = 0.0
+    repair_s: float = 600.0
+    commit_s: float = 600.0
 
     @property
     def gpus(self) -> int:
@@ -87,6 +93,7 @@ class Log:
 
     rounds: list[RoundRow] = field(default_factory=list)
     jobs: list[JobRow] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
     policy_s: list[float] = field(default_factory=list)
     """How long the policy took for each round that had jobs, seconds of this machine."""
 
@@ -104,6 +111,7 @@ def run(
     policy = kind.make(seed)
     jobs = [_job(row, world, kind, Random(random.random())) for row in workload]
     nodes = {f"node-{index:03}": world.gpus_per_node for index in range(world.nodes)}
+    failures = Failures(nodes, world.failures_h * 3600, world.repair_s, seed)
     log = Log()
     now_s = 0
     for _ in range(MAX_ROUNDS):
@@ -111,16 +119,23 @@ def run(
         if not running:
             return log
         contended = _contended(running) if world.interference else frozenset()
+        failed = failures.before(now_s + world.interval_s)
+        log.failures += failed
         for job in running:
             slowdown = world.interference if _touches(job.allocation, contended) else 0.0
-            job.advance(now_s, world.interval_s, slowdown)
+            lost_s = _lost_s(job.allocation, failed)
+            if lost_s is None:
+                job.advance(now_s, world.interval_s, slowdown)
+            else:
+                job.fail(now_s, world.interval_s, lost_s, slowdown)
             if job.finished_s is not None:
                 log.jobs.append(_row(job))
         now_s += world.interval_s
         active = [j for j in running if j.finished_s is None and j.row.submitted_s <= now_s]
         progress(len(log.jobs))
-        if active:
-            _round(policy, kind, nodes, active, now_s, world, log)
+        there = failures.up(nodes, now_s)
+        if active and there:
+            _round(policy, kind, there, active, now_s, world, log)
         log.rounds += [_round_row(job, now_s) for job in active if job.allocation]
     names = ", ".join(job.row.name for job in jobs if job.finished_s is None)
     raise InputError(f"after {MAX_ROUNDS} rounds these have not finished: {names[:300]}")
@@ -135,6 +150,7 @@ def _job(row: WorkloadJob, world: World, kind: PolicyKind, random: Random) -> Si
         tuned_batch=fixed or (0 if kind.tunes_batches else row.batch),
         noise=world.noise,
         declares=world.declare_epochs,
+        commit_s=world.commit_s,
         random=random,
     )
 
@@ -192,6 +208,12 @@ def _contended(running: Sequence[SimulatedJob]) -> frozenset[str]:
 
 def _touches(allocation: Allocation, contended: frozenset[str]) -> bool:
     return len(allocation) > 1 and any(node_id in contended for node_id, _ in allocation)
+
+
+def _lost_s(allocation: Allocation, failed: Sequence[Failure]) -> int | None:
+    """Return when the first of a job's nodes fails, if any does."""
+    at = {one.node_id: one.at_s for one in failed}
+    return min((at[node_id] for node_id, _ in allocation if node_id in at), default=None)
 
 
 def _round_row(job: SimulatedJob, now_s: int) -> RoundRow:

@@ -21,7 +21,8 @@ from stoker_scheduler.simulation.elastic.workloads import WorkloadJob
 class SimulatedJob:
     """A job of a workload as it goes. A ``tuned`` one runs with the replicas and batch of its user.
 
-    ``noise`` is the relative error of what it measures; its restarts cost ``restart_s`` each.
+    ``noise`` is the relative error of what it measures; its restarts cost ``restart_s`` each. It commits its
+    progress every ``commit_s``, and before it restarts.
     """
 
     row: WorkloadJob
@@ -29,6 +30,7 @@ class SimulatedJob:
     restart_s: float
     tuned_batch: int = 0
     noise: float = 0.0
+    commit_s: float = 600.0
     declares: bool = False
     """Whether it says what part of its epochs is done."""
     random: Random = field(default_factory=Random)
@@ -41,6 +43,9 @@ class SimulatedJob:
     started_s: float | None = None
     finished_s: float | None = None
     _stall_s: float = 0.0
+    _committed: tuple[int, float] = (0, 0.0)
+    """The epoch and the progress of its last commit."""
+    _committed_s: float = 0.0
     _step_s: tuple[float, ...] = ()
 
     @property
@@ -53,6 +58,7 @@ class SimulatedJob:
         if allocation == self.allocation:
             return
         self.allocation = allocation
+        self._commit(now_s)
         if not allocation:
             return
         if self.started_s is None:
@@ -66,12 +72,30 @@ class SimulatedJob:
         """Let it run for an interval that begins at ``now_s``, ``slowdown`` slower than alone."""
         if not self.allocation or self.finished_s is not None:
             return
+        if now_s - self._committed_s >= self.commit_s:
+            self._commit(now_s)
         self.service_gpu_s += seconds * replicas_of(self.allocation)
         stalled_s = min(self._stall_s, seconds)
         self._stall_s -= stalled_s
         left_s = seconds - stalled_s
         while left_s > 0 and self.finished_s is None:
             left_s -= self._run(now_s + seconds - left_s, left_s, slowdown)
+
+    def fail(self, now_s: float, seconds: int, failed_s: float, slowdown: float = 0.0) -> None:
+        """Let a node of it fail at ``failed_s``, in an interval: it holds its GPUs to the end, for nothing.
+
+        What it did since its last commit is lost. One that finishes before has finished.
+        """
+        before_s = max(0, round(failed_s - now_s))
+        self.advance(now_s, before_s, slowdown)
+        if self.finished_s is not None:
+            return
+        self.service_gpu_s += (seconds - before_s) * replicas_of(self.allocation)
+        self.epoch, self.progress = self._committed
+        self.allocation = ()
+
+    def _commit(self, now_s: float) -> None:
+        self._committed, self._committed_s = (self.epoch, self.progress), now_s
 
     def _run(self, now_s: float, most_s: float, slowdown: float) -> float:
         """Run to the end of the epoch, or for ``most_s``; return the seconds."""

@@ -14,7 +14,7 @@ _REPEATED = ("--workload", "--policy")
 _OF_TRACES = ("cluster", "trace", "seed", "jitter")
 _OF_TRAINING = (
     "profiles", "workload", "nodes", "gpus_per_node", "interval", "restart_s", "restart_of",
-    "interference", "noise", "declare_epochs", "seeds",
+    "interference", "noise", "declare_epochs", "failures", "repair_s", "commit_s", "seeds",
 )  # fmt: skip
 
 
@@ -87,6 +87,22 @@ class _Command(click.Command):
     "--declare-epochs",
     is_flag=True,
     help="Training jobs say how many epochs they have, and so what is left.",
+)
+@click.option(
+    "--failures",
+    type=click.FloatRange(0),
+    metavar="HOURS",
+    help="Mean time between failures of a node, for training jobs.  [default: 0, none fails]",
+)
+@click.option(
+    "--repair-s",
+    type=click.FloatRange(1),
+    help="Seconds until a node that failed is back.  [default: 600]",
+)
+@click.option(
+    "--commit-s",
+    type=click.FloatRange(0),
+    help="Seconds between two commits of a training job, to which a failure takes it back.  [default: 600]",
 )
 @click.option(
     "--seeds",
