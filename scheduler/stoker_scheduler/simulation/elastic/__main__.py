@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,10 +21,10 @@ import click
 from stoker_scheduler.core.elastic.jobs import replicas_of
 from stoker_scheduler.simulation.elastic.figures import (
     Figures,
-    allocated_over_time,
     figures,
     mean_of,
 )
+from stoker_scheduler.simulation.elastic.plots import can_plot, plot_loads, plot_study
 from stoker_scheduler.simulation.elastic.policies import KINDS
 from stoker_scheduler.simulation.elastic.profiles import Model, read_profiles
 from stoker_scheduler.simulation.elastic.study import Log, World, run
@@ -112,19 +112,41 @@ def main(
         )
         jobs = {path: read_workload(path, models, world.gpus) for path in workloads}
         results = []
-        for path, workload in jobs.items():
+        for title, workload in zip(_titles(jobs), jobs.values(), strict=True):
+            load = {"jobs": len(workload), "jobs_per_h": _jobs_per_h(workload)}
             for name in policies:
-                found = _study(name, world, workload, seeds, out, path.stem, quiet=as_json)
-                results.append({"workload": path.stem, "policy": name, **asdict(found)})
+                found = _study(name, world, workload, seeds, out, title, quiet=as_json)
+                results.append({"workload": title, "policy": name, **load, **asdict(found)})
     except InputError as error:
         raise click.ClickException(str(error)) from None
     if out is not None:
         (out / "figures.json").write_text(json.dumps({"results": results}, indent=2) + "\n")
-        click.echo(f"allocation logs, figures and plots are in {out}", err=True)
+        if can_plot():
+            plot_loads(out / "jct-by-load.svg", results)
+        else:
+            click.echo(
+                "no plots: matplotlib is not installed (pip install 'stoker[train]')", err=True
+            )
+        click.echo(f"allocation logs and figures are in {out}", err=True)
     if as_json:
         click.echo(json.dumps({"results": results}))
     else:
         _print(results)
+
+
+def _titles(paths: Iterable[Path]) -> list[str]:
+    """Return a name for each workload: that of its file, and that of its folder where two are alike."""
+    paths = list(paths)
+    stems = [path.stem for path in paths]
+    return [
+        path.stem if stems.count(path.stem) == 1 else f"{path.resolve().parent.name}-{path.stem}"
+        for path in paths
+    ]
+
+
+def _jobs_per_h(workload: Sequence[WorkloadJob]) -> float:
+    """Return how many jobs an hour has, of as many whole hours as jobs are submitted in."""
+    return len(workload) / (workload[-1].submitted_s // 3600 + 1)
 
 
 def _restarts(texts: Sequence[str], models: Mapping[str, Model]) -> dict[str, float]:
@@ -220,12 +242,13 @@ def _write(out: Path, name: str, log: Log) -> None:
     with (out / f"{name}.rounds.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
-            ("at_s", "job", "nodes", "replicas", "local_batch", "accumulated", "progress")
-        )
+            ("at_s", "job", "nodes", "replicas", "local_batch", "accumulated", "progress",
+             "efficiency")
+        )  # fmt: skip
         for row in log.rounds:
             nodes = " ".join(f"{node_id}:{count}" for node_id, count in row.allocation)
             writer.writerow((row.at_s, row.job, nodes, replicas_of(row.allocation), row.local_batch,
-                             row.accumulated, f"{row.progress:.3f}"))  # fmt: skip
+                             row.accumulated, f"{row.progress:.3f}", f"{row.efficiency:.4f}"))  # fmt: skip
     with (out / f"{name}.jobs.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
@@ -239,32 +262,8 @@ def _write(out: Path, name: str, log: Log) -> None:
             writer = csv.writer(file)
             writer.writerow(("node", "at_s", "until_s"))
             writer.writerows((one.node_id, one.at_s, one.until_s) for one in log.failures)
-    _plot(out / name, log)
-
-
-def _plot(path: Path, log: Log) -> None:
-    """Draw who has the GPUs over time, and the completion times, where matplotlib is there."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        click.echo("no plots: matplotlib is not installed (pip install 'stoker[train]')", err=True)
-        return
-    times, models = allocated_over_time(log)
-    figure = Figure(figsize=(9, 4))
-    axes = figure.add_subplot()
-    axes.stackplot([at_s / 3600 for at_s in times], *models.values(), labels=list(models))
-    axes.set_xlabel("hours")
-    axes.set_ylabel("GPUs")
-    axes.legend(loc="upper right")
-    figure.savefig(f"{path}.allocations.svg")
-    figure = Figure(figsize=(6, 4))
-    axes = figure.add_subplot()
-    ordered = sorted(row.completion_s for row in log.jobs)
-    axes.step(ordered, [(index + 1) / len(ordered) for index in range(len(ordered))], where="post")
-    axes.set_xscale("log")
-    axes.set_xlabel("completion time, s")
-    axes.set_ylabel("part of the jobs")
-    figure.savefig(f"{path}.jct.svg")
+    if can_plot():
+        plot_study(str(out / name), log)
 
 
 if __name__ == "__main__":

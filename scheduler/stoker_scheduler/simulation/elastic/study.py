@@ -14,6 +14,7 @@ from stoker_scheduler.core.elastic.jobs import (
     Hints,
     Snapshot,
     check,
+    replicas_of,
 )
 from stoker_scheduler.simulation.elastic.agent import Agent
 from stoker_scheduler.simulation.elastic.failures import Failure, Failures
@@ -59,7 +60,10 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """One job in one round: where it runs, with what batch, and how far it is at the round's beginning."""
+    """One job in one round: where it runs, with what batch, and how far it is at the round's beginning.
+
+    ``efficiency`` is what a sample is worth there, by one of a batch of M0.
+    """
 
     at_s: int
     job: str
@@ -67,6 +71,12 @@ class RoundRow:
     local_batch: int
     accumulated: int
     progress: float
+    efficiency: float
+
+    @property
+    def batch(self) -> int:
+        """The samples of a step."""
+        return replicas_of(self.allocation) * self.local_batch * (self.accumulated + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +229,13 @@ def _lost_s(allocation: Allocation, failed: Sequence[Failure]) -> int | None:
 def _round_row(job: SimulatedJob, now_s: int) -> RoundRow:
     batch = job.batch
     return RoundRow(
-        now_s, job.row.name, job.allocation, batch.local, batch.accumulated, job.progress
+        now_s,
+        job.row.name,
+        job.allocation,
+        batch.local,
+        batch.accumulated,
+        job.progress,
+        job.efficiency,
     )
 
 

@@ -169,6 +169,13 @@ class SimulatedJob:
         )
 
     @property
+    def efficiency(self) -> float:
+        """The worth of a sample in the batch that it runs with, by that of one in M0."""
+        total = self.batch.total(replicas_of(self.allocation))
+        noise = self.model.noise(min(self.epoch, self.model.epochs - 1), total)
+        return float(noise.efficiency(total / self.model.limits.min_batch))
+
+    @property
     def done(self) -> float:
         """The part of its epochs that is over, as its own count of samples has it."""
         goals = self.model.goals

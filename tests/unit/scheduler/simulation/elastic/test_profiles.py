@@ -61,7 +61,9 @@ def test_every_figure_can_be_computed_from_the_log(folder: Path, tmp_path: Path)
     (result,) = json.loads((out / "figures.json").read_text())["results"]
     assert sum(times) / len(times) == pytest.approx(result["mean_jct_s"])
     with (out / "workload.stoker.rounds.csv").open(newline="") as file:
-        gpu_s = sum(60 * int(row["replicas"]) for row in csv.DictReader(file))
+        rounds = list(csv.DictReader(file))
+    gpu_s = sum(60 * int(row["replicas"]) for row in rounds)
+    assert all(0 < float(row["efficiency"]) <= 1 for row in rounds)
     assert gpu_s / 3600 == pytest.approx(result["gpu_hours"])
     assert sum(float(job["gpu_s"]) for job in jobs) == gpu_s
 
