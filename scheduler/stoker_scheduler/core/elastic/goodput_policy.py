@@ -28,8 +28,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stoker_scheduler.core.elastic.gpu_types import (
+    GpuType,
+    pack_types,
+    share_out_types,
+    types_of,
+)
 from stoker_scheduler.core.elastic.jobs import Allocation, ElasticJob, Hints, Snapshot, replicas_of
-from stoker_scheduler.core.elastic.packing import counts_of, pack
 from stoker_scheduler.core.elastic.speedups import SpeedupTables
 
 if TYPE_CHECKING:
@@ -77,28 +82,28 @@ class GoodputPolicy:
         self, snapshot: Snapshot, hints: Mapping[str, Hints], now_s: float
     ) -> dict[str, Allocation]:
         """Return the allocation of each job that is to have GPUs."""
-        jobs, counts = snapshot.jobs, counts_of(snapshot.nodes)
-        if not jobs or not counts:
+        jobs, types = snapshot.jobs, types_of(snapshot)
+        if not jobs or not types:
             return {}
         values = self.values(snapshot, hints, now_s)
-        chosen = share_out(values, counts, len(snapshot.nodes) * _size(snapshot))
-        by_id = {job.job_id: job for job in jobs}
-        return pack(
-            snapshot.nodes,
-            by_id,
-            {job.job_id: count for job, count in zip(jobs, chosen, strict=True) if count},
-        )
+        if len(types) > 1:
+            return pack_types(types, jobs, share_out_types(values, types))
+        shares = share_out(values, types[0].counts, types[0].gpus)
+        return pack_types(types, jobs, [(0, count) for count in shares])
 
     def values(self, snapshot: Snapshot, hints: Mapping[str, Hints], now_s: float) -> Floats:
         """Return what each count is worth to each job; minus infinity where it may not have it.
 
-        Rows are jobs, columns the counts of :func:`counts_of`.
+        Rows are jobs, columns the counts of each type of GPUs, the fastest type first. A GPU is worth, and
+        costs, as many of the reference as its speed says.
         """
-        jobs, constants = snapshot.jobs, self.constants
-        counts, size = np.array(counts_of(snapshot.nodes), dtype=np.float64), _size(snapshot)
+        jobs, constants, types = snapshot.jobs, self.constants, types_of(snapshot)
         self._tables.keep(job.job_id for job in jobs)
-        speedups = np.array([self._speedups(job, hints[job.job_id], counts, size) for job in jobs])
-        gpus = size * len(snapshot.nodes)
+        speedups = np.hstack(
+            [[self._speedups(job, hints[job.job_id], one) for job in jobs] for one in types]
+        )
+        counts = np.concatenate([one.speed * np.array(one.counts) for one in types])
+        gpus = sum(one.speed * one.gpus for one in types)
         left_s = np.array([self._left_s(job, hints[job.job_id]) for job in jobs])
         prices = constants.delayed * outlasts(jobs, constants, left_s).sum(axis=1) / gpus
         allowed = speedups > 0
@@ -107,7 +112,7 @@ class GoodputPolicy:
             best = costs.argmin(axis=1)
             rows = np.arange(len(jobs))
             alone, cost = speedups[rows, best], costs[rows, best]
-            kept = np.array([self._kept(job, hints[job.job_id], counts, now_s) for job in jobs])
+            kept = np.array([self._kept(job, hints[job.job_id], types, now_s) for job in jobs])
             relative = speedups * kept / alone[:, None]
             service = np.array([job.service_gpu_s for job in jobs])
             power = constants.power + (1 - constants.power) * largeness(service, constants)
@@ -115,13 +120,16 @@ class GoodputPolicy:
             values = (cost * alone / power)[:, None] * relative ** power[:, None]
         return np.where(allowed, values, _NEVER)
 
-    def _speedups(self, job: ElasticJob, hints: Hints, counts: Floats, size: int) -> Floats:
-        """Return how much faster a job is with each count than on one GPU; 0 where it may not have it."""
-        constants = self.constants
-        speedups = self._tables.of(job.job_id, hints, [int(count) for count in counts], size)
+    def _speedups(self, job: ElasticJob, hints: Hints, one: GpuType) -> Floats:
+        """Return how much faster a job is with each count of a type than on one GPU of the reference.
+
+        0 where it may not have it.
+        """
+        constants, size, counts = self.constants, one.size, np.array(one.counts, dtype=np.float64)
+        speedups = self._tables.of(job.job_id, hints, one.counts, size, one.speed)
         most = constants.growth * max(hints.profiled_replicas, 1)
         if speedups is None:
-            speedups, most = counts, min(constants.first_replicas, size)
+            speedups, most = counts * one.speed, min(constants.first_replicas, size)
         elif hints.profiled_replicas <= size:
             speedups = np.where(counts > size, speedups * constants.unseen_network, speedups)
         most = min(max(most, job.min_replicas), job.max_replicas)
@@ -132,15 +140,22 @@ class GoodputPolicy:
         goodput = self._tables.goodput(job.job_id)
         return hints.left / goodput if hints.left is not None and goodput else math.inf
 
-    def _kept(self, job: ElasticJob, hints: Hints, counts: Floats, now_s: float) -> Floats:
+    def _kept(
+        self, job: ElasticJob, hints: Hints, types: Sequence[GpuType], now_s: float
+    ) -> Floats:
         """Return the part of its speedup that a job keeps with each count: all of it with the present one."""
-        if not job.allocation:
-            return np.ones(len(counts))
         restart_s = hints.restart_s
         lasts_s = self.constants.lasting * max(0.0, job.age_s(now_s) - restart_s * job.restarts)
         part = lasts_s / (lasts_s + restart_s) if lasts_s else 0.0
         part *= self.constants.settled_s / (self.constants.settled_s + restart_s)
-        return np.where(counts == replicas_of(job.allocation), 1.0, part)
+        replicas = replicas_of(job.allocation)
+        return np.array(
+            [
+                1.0 if not replicas or (count == replicas and one.has(job.allocation)) else part
+                for one in types
+                for count in one.counts
+            ]
+        )
 
 
 def outlasts(jobs: Sequence[ElasticJob], constants: Constants, left_s: Floats) -> Floats:
@@ -193,8 +208,3 @@ def share_out(values: Floats, counts: Sequence[int], gpus: int) -> list[int]:
         found.append(int(choice[left]))
         left -= found[-1]
     return found[::-1]
-
-
-def _size(snapshot: Snapshot) -> int:
-    """Return the GPUs of a node: of the smallest, if there are several sizes."""
-    return min(snapshot.nodes.values())

@@ -82,10 +82,14 @@ class ElasticJob:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The cluster as a policy sees it: GPUs by node, and jobs in the order of their submission."""
+    """The cluster as a policy sees it: GPUs by node, and jobs in the order of their submission.
+
+    ``speeds`` says of nodes how many times as fast as a reference their GPUs compute, where that is not 1.
+    """
 
     nodes: Mapping[str, int]
     jobs: tuple[ElasticJob, ...]
+    speeds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def gpus(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from stoker_scheduler.simulation.elastic.figures import (
 from stoker_scheduler.simulation.elastic.plots import can_plot, plot_loads, plot_study
 from stoker_scheduler.simulation.elastic.policies import KINDS
 from stoker_scheduler.simulation.elastic.profiles import Model, read_profiles
-from stoker_scheduler.simulation.elastic.study import Log, World, run
+from stoker_scheduler.simulation.elastic.study import Log, NodeType, World, run
 from stoker_scheduler.simulation.elastic.workloads import WorkloadJob, read_workload
 from stoker_scheduler.simulation.inputs import InputError
 from stoker_wire.suggestions import suggestion
@@ -47,6 +48,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
               metavar="NAME", help=f"Of {', '.join(KINDS)}; several are compared.")  # fmt: skip
 @click.option("--nodes", type=click.IntRange(1, 999), default=16, show_default=True)
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), default=4, show_default=True)
+@click.option("--gpu-type", "gpu_types", multiple=True, metavar="NAME:NODESxGPUS:SPEED",
+              help="Nodes, for --nodes, whose GPUs compute SPEED times as fast as profiles say.")  # fmt: skip
 @click.option("--interval", "interval_s", type=click.IntRange(1), default=60, show_default=True,
               help="Seconds between two rounds.")  # fmt: skip
 @click.option("--restart-s", type=click.FloatRange(0), default=30.0, show_default=True,
@@ -76,6 +79,7 @@ def main(
     policies: tuple[str, ...],
     nodes: int,
     gpus_per_node: int,
+    gpu_types: tuple[str, ...],
     interval_s: int,
     restart_s: float,
     restart_of: tuple[str, ...],
@@ -100,6 +104,7 @@ def main(
         world = World(
             nodes=nodes,
             gpus_per_node=gpus_per_node,
+            types=_types(gpu_types),
             interval_s=interval_s,
             restart_s=restart_s,
             restart_by_model=_restarts(restart_of, models),
@@ -147,6 +152,23 @@ def _titles(paths: Iterable[Path]) -> list[str]:
 def _jobs_per_h(workload: Sequence[WorkloadJob]) -> float:
     """Return how many jobs an hour has, of as many whole hours as jobs are submitted in."""
     return len(workload) / (workload[-1].submitted_s // 3600 + 1)
+
+
+def _types(texts: Sequence[str]) -> tuple[NodeType, ...]:
+    """Return the types of nodes, as a100:8x4:1.0."""
+    found: dict[str, NodeType] = {}
+    for text in texts:
+        match = re.fullmatch(r"([\w.-]+):(\d+)x(\d+):(\d*\.?\d+)", text)
+        name, nodes, gpus, speed = match.groups() if match else ("", "0", "0", "0")
+        if not (0 < int(nodes) <= 999 and 0 < int(gpus) <= 64 and 0 < float(speed) < 1000):
+            raise InputError(
+                f"--gpu-type: {text!r} must be NAME:NODESxGPUS:SPEED, as a100:8x4:1.0, with 1 to 999 nodes, "
+                "1 to 64 GPUs and a speed above 0"
+            )
+        if name in found:
+            raise InputError(f"--gpu-type: there are two of the name {name!r}")
+        found[name] = NodeType(name, int(nodes), int(gpus), float(speed))
+    return tuple(found.values())
 
 
 def _restarts(texts: Sequence[str], models: Mapping[str, Model]) -> dict[str, float]:

@@ -33,9 +33,14 @@ class Agent:
     _stale: bool = False
     _choice: tuple[object, Batch] | None = None
 
-    def measured(self, observation: Observation, noise: GradientNoise) -> None:
-        """Take in the time of a step; a configuration counts once, with the mean of its times."""
+    def measured(self, observation: Observation, noise: GradientNoise, speed: float = 1.0) -> None:
+        """Take in the time of a step; a configuration counts once, with the mean of its times.
+
+        ``speed`` is how many times as fast as the reference, of which its parameters are, its GPUs compute.
+        """
         self.noise = noise
+        if speed != 1.0:
+            observation = _of_reference(observation, speed)
         self.profiled_replicas = max(self.profiled_replicas, observation.replicas)
         key = observation.nodes, observation.replicas, observation.local_batch
         if key not in self._seen:
@@ -53,14 +58,15 @@ class Agent:
             self._fitted = dict(self._seen)
             self._stale = False
 
-    def choose(self, nodes: int, replicas: int) -> Batch:
+    def choose(self, nodes: int, replicas: int, speed: float = 1.0) -> Batch:
         """Return the batch with the best goodput; as large as M0 before anything is known."""
         if self.params is None or self.noise is None:
             wanted = max(self.limits.min_batch, self.limits.min_local * replicas)
             return divide(wanted, replicas, self.limits)
-        key = (self.params, self.noise, nodes, replicas)
+        key = (self.params, self.noise, nodes, replicas, speed)
         if self._choice is None or self._choice[0] != key:
-            best = best_goodputs(self.params, self.noise, self.limits, (nodes,), (replicas,))
+            params = self.params if speed == 1.0 else self.params.at_speed(speed)
+            best = best_goodputs(params, self.noise, self.limits, (nodes,), (replicas,))
             batch = best.batch(0)
             if batch is None:
                 return divide(self.limits.max_batch, replicas, self.limits)
@@ -79,6 +85,13 @@ class Agent:
         if len(batches) == 1 and observation.local_batch not in batches:
             return True
         return error(self.params, [observation]) > EXPLAINED
+
+
+def _of_reference(observation: Observation, speed: float) -> Observation:
+    """Return a measurement as the reference would have taken it: the exchange takes as long."""
+    exchange_s = max(0.0, observation.step_s - observation.accumulation_s)
+    passes_s = observation.accumulation_s * speed
+    return replace(observation, accumulation_s=passes_s, step_s=passes_s + exchange_s)
 
 
 def _mean(mean: Observation, another: Observation, part: float) -> Observation:

@@ -30,6 +30,16 @@ MAX_ROUNDS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
+class NodeType:
+    """Some equal nodes, whose GPUs compute ``speed`` times as fast as those of the profiles."""
+
+    name: str
+    nodes: int
+    gpus_per_node: int
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """The cluster and the rules of a study.
 
@@ -37,7 +47,8 @@ class World:
     an allocation costs, by model where ``restart_by_model`` has it, ``noise`` the relative error of what jobs
     measure. With ``declare_epochs`` jobs say how many they have, which Pollux's study keeps from policies.
     A node fails after ``failures_h`` hours in the mean (0: never), and is back after ``repair_s``; its jobs
-    go on from their last commit, of which they make one every ``commit_s`` and before each restart.
+    go on from their last commit, of which they make one every ``commit_s`` and before each restart. With
+    ``types`` there are those instead of ``nodes`` equal ones; a job that has several goes by the slowest.
     """
 
     nodes: int = 16
@@ -51,11 +62,33 @@ class World:
     failures_h: float = 0.0
     repair_s: float = 600.0
     commit_s: float = 600.0
+    types: tuple[NodeType, ...] = ()
 
     @property
     def gpus(self) -> int:
         """Their number."""
-        return self.nodes * self.gpus_per_node
+        return sum(self.gpus_by_node().values())
+
+    @property
+    def whole_node(self) -> int:
+        """The GPUs of a node; of the largest, if they differ."""
+        return max((one.gpus_per_node for one in self.types), default=self.gpus_per_node)
+
+    def gpus_by_node(self) -> dict[str, int]:
+        """Return the nodes by name."""
+        if not self.types:
+            return {f"node-{index:03}": self.gpus_per_node for index in range(self.nodes)}
+        return {
+            f"{one.name}-{index:03}": one.gpus_per_node
+            for one in self.types
+            for index in range(one.nodes)
+        }
+
+    def speeds(self) -> dict[str, float]:
+        """Return the speeds of nodes, where they have types."""
+        return {
+            f"{one.name}-{index:03}": one.speed for one in self.types for index in range(one.nodes)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +152,8 @@ def run(
     """Run a workload to its end. Raises InputError, with the jobs, where it would never end."""
     random = Random(seed)
     policy = kind.make(seed)
-    jobs = [_job(row, world, kind, Random(random.random())) for row in workload]
-    nodes = {f"node-{index:03}": world.gpus_per_node for index in range(world.nodes)}
+    nodes, speeds = world.gpus_by_node(), world.speeds()
+    jobs = [_job(row, world, kind, Random(random.random()), speeds) for row in workload]
     failures = Failures(nodes, world.failures_h * 3600, world.repair_s, seed)
     log = Log()
     now_s = 0
@@ -151,7 +184,13 @@ def run(
     raise InputError(f"after {MAX_ROUNDS} rounds these have not finished: {names[:300]}")
 
 
-def _job(row: WorkloadJob, world: World, kind: PolicyKind, random: Random) -> SimulatedJob:
+def _job(
+    row: WorkloadJob,
+    world: World,
+    kind: PolicyKind,
+    random: Random,
+    speeds: Mapping[str, float],
+) -> SimulatedJob:
     fixed = row.model.fixed_batch if kind.fixes_models else 0
     return SimulatedJob(
         row,
@@ -161,6 +200,7 @@ def _job(row: WorkloadJob, world: World, kind: PolicyKind, random: Random) -> Si
         noise=world.noise,
         declares=world.declare_epochs,
         commit_s=world.commit_s,
+        speeds=speeds,
         random=random,
     )
 
@@ -179,9 +219,9 @@ def _round(
     for job in active:
         most = _max_replicas(job, world, kind)
         standing.append(job.standing(fixed_replicas=kind.fixes_replicas, max_replicas=most))
-        oracle = job.oracle(most, world.gpus_per_node) if kind.needs_oracle else None
+        oracle = job.oracle(most, world.whole_node) if kind.needs_oracle else None
         hints[job.row.name] = job.hints(oracle)
-    snapshot = Snapshot(nodes, tuple(standing))
+    snapshot = Snapshot(nodes, tuple(standing), speeds=world.speeds())
     allocations = _timed(policy, snapshot, hints, now_s, log)
     check(snapshot, allocations)
     for job in active:

@@ -6,6 +6,7 @@ stalls a job, a step takes as long as it was measured, and is worth AdaScale's g
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -31,6 +32,8 @@ class SimulatedJob:
     tuned_batch: int = 0
     noise: float = 0.0
     commit_s: float = 600.0
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """Node -> how many times as fast as those of the profiles its GPUs compute; empty where all are equal."""
     declares: bool = False
     """Whether it says what part of its epochs is done."""
     random: Random = field(default_factory=Random)
@@ -102,21 +105,20 @@ class SimulatedJob:
         model, batch = self.model, self.batch
         placement = tuple(count for _, count in self.allocation)
         replicas = sum(placement)
-        times = model.step_time(placement, batch.local)
+        speed = self._speed()
+        times = model.step_time(placement, batch.local).at_speed(speed)
         total = batch.total(replicas)
         noise = model.noise(self.epoch, total)
         gain = float(noise.gain(total / model.limits.min_batch))
         rate = gain / times.whole_s(batch.accumulated) * (1.0 - slowdown)
-        self.agent.measured(
-            Observation(
-                len(placement),
-                replicas,
-                batch.local,
-                times.accumulation_s * self._error(),
-                times.step_s * self._error(),
-            ),
-            noise,
+        observation = Observation(
+            len(placement),
+            replicas,
+            batch.local,
+            times.accumulation_s * self._error(),
+            times.step_s * self._error(),
         )
+        self.agent.measured(observation, noise, speed)
         goal = float(model.goals[self.epoch])
         if self.progress + rate * most_s < goal:
             self.progress += rate * most_s
@@ -137,7 +139,13 @@ class SimulatedJob:
             self.batch = divide(self.tuned_batch, replicas, self.model.limits)
         else:
             self.agent.refit()
-            self.batch = self.agent.choose(len(self.allocation), replicas)
+            self.batch = self.agent.choose(len(self.allocation), replicas, self._speed())
+
+    def _speed(self) -> float:
+        """Return the speed of its slowest GPU, by which all go."""
+        if not self.speeds:
+            return 1.0
+        return min(self.speeds[node_id] for node_id, _ in self.allocation)
 
     def _error(self) -> float:
         return max(0.1, 1.0 + self.random.gauss(0.0, self.noise)) if self.noise else 1.0

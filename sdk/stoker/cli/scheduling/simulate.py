@@ -13,7 +13,7 @@ from stoker.cli.options import json_option
 _REPEATED = ("--workload", "--policy")
 _OF_TRACES = ("cluster", "trace", "seed", "jitter")
 _OF_TRAINING = (
-    "profiles", "workload", "nodes", "gpus_per_node", "interval", "restart_s", "restart_of",
+    "profiles", "workload", "nodes", "gpus_per_node", "gpu_type", "interval", "restart_s", "restart_of",
     "interference", "noise", "declare_epochs", "failures", "repair_s", "commit_s", "seeds",
 )  # fmt: skip
 
@@ -64,6 +64,13 @@ class _Command(click.Command):
 )
 @click.option("--nodes", type=click.IntRange(1), help="How many, for training jobs.  [default: 16]")
 @click.option("--gpus-per-node", type=click.IntRange(1), help="Of each node.  [default: 4]")
+@click.option(
+    "--gpu-type",
+    multiple=True,
+    metavar="NAME:NODESxGPUS:SPEED",
+    help="Nodes whose GPUs compute SPEED times as fast as the profiles say, as a100:8x4:1.0; they are there "
+    "instead of --nodes.",
+)
 @click.option("--interval", type=click.IntRange(1), help="Seconds of a round.  [default: 60]")
 @click.option(
     "--restart-s",

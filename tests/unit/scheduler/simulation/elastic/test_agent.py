@@ -63,3 +63,18 @@ def test_under_the_rules_of_pollux_the_first_measurement_stays(seed: int, fits: 
     assert fits == [1]
     assert float(job.params.step_time(1, 1, 64)) == pytest.approx(times[0], rel=0.01)
     assert statistics.fmean(times) != times[0]
+
+
+def test_what_is_measured_on_slower_gpus_says_what_faster_ones_would_do() -> None:
+    job = Agent(LIMITS)
+    for replicas in (1, 2, 4):
+        for local in (32, 128):
+            passes_s, exchange_s = (0.02 + local * 0.001) / 0.4, 0.05 * (replicas > 1)
+            job.measured(
+                Observation(1, replicas, local, passes_s, passes_s + exchange_s), NOISE, 0.4
+            )
+            job.refit()
+    assert job.params is not None
+    assert float(job.params.step_time(1, 2, 64)) == pytest.approx(0.084 + 0.05, rel=0.05)
+    assert float(job.params.at_speed(0.4).step_time(1, 2, 64)) == pytest.approx(0.26, rel=0.05)
+    assert job.choose(1, 4, 0.4).total(4) <= job.choose(1, 4, 10.0).total(4)

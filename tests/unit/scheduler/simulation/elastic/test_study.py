@@ -17,7 +17,7 @@ from stoker_scheduler.core.elastic.jobs import Allocation, Hints, Snapshot, repl
 from stoker_scheduler.simulation.elastic.figures import figures
 from stoker_scheduler.simulation.elastic.policies import KINDS, PolicyKind
 from stoker_scheduler.simulation.elastic.profiles import Model, read_profiles
-from stoker_scheduler.simulation.elastic.study import Log, World, run
+from stoker_scheduler.simulation.elastic.study import Log, NodeType, World, run
 from stoker_scheduler.simulation.elastic.synthetic import write
 from stoker_scheduler.simulation.elastic.workloads import WorkloadJob, read_workload
 from stoker_scheduler.simulation.inputs import InputError
@@ -195,6 +195,31 @@ def test_interference_slows_those_that_share_a_node_across_nodes(
     calm = run(SMALL, jobs, kind).jobs[-1].finished_s
     slow = run(replace(SMALL, interference=0.5), jobs, kind).jobs[-1].finished_s
     assert slow > calm * 1.6
+
+
+def test_gpus_of_half_the_speed_compute_half_as_fast(models: dict[str, Model]) -> None:
+    job = WorkloadJob("a", 0, models["small"], 1, 64)
+
+    def took_s(*types: NodeType) -> float:
+        world = World(types=types, restart_s=0.0)
+        (row,) = run(world, [job], KINDS["fifo"]).jobs
+        return row.finished_s - row.started_s
+
+    whole, half = NodeType("whole", 1, 4, 1.0), NodeType("half", 1, 4, 0.5)
+    plain = run(World(nodes=1, restart_s=0.0), [job], KINDS["fifo"]).jobs[0]
+    assert took_s(whole) == plain.finished_s - plain.started_s
+    assert took_s(half) == pytest.approx(2 * took_s(whole), rel=0.05)
+
+
+@pytest.mark.parametrize("policy", list(KINDS))
+def test_all_jobs_end_on_mixed_gpus(policy: str, workload: list[WorkloadJob]) -> None:
+    world = World(types=(NodeType("a100", 2, 4, 1.0), NodeType("t4", 2, 4, 0.4)))
+    log = run(world, workload, KINDS[policy])
+    assert len(log.jobs) == len(workload)
+    assert {node_id for row in log.rounds for node_id, _ in row.allocation} == {
+        "a100-000", "a100-001", "t4-000", "t4-001",
+    }  # fmt: skip
+    figures(log, world, workload)
 
 
 def test_a_study_that_never_ends_names_its_jobs(
