@@ -73,16 +73,17 @@ class GoodputPolicy:
         self, snapshot: Snapshot, hints: Mapping[str, Hints], now_s: float
     ) -> dict[str, Allocation]:
         """Return the allocation of each job that is to have GPUs."""
-        jobs, counts = snapshot.jobs, counts_of(snapshot.nodes)
+        jobs, counts = snapshot.jobs, counts_of(snapshot.nodes, snapshot.node_size)
         if not jobs or not counts:
             return {}
         values = self.values(snapshot, hints, now_s)
-        chosen = share_out(values, counts, len(snapshot.nodes) * _size(snapshot))
+        chosen = share_out(values, counts, snapshot.gpus)
         by_id = {job.job_id: job for job in jobs}
         return pack(
             snapshot.nodes,
             by_id,
             {job.job_id: count for job, count in zip(jobs, chosen, strict=True) if count},
+            snapshot.node_size,
         )
 
     def values(self, snapshot: Snapshot, hints: Mapping[str, Hints], now_s: float) -> Floats:
@@ -91,11 +92,10 @@ class GoodputPolicy:
         Rows are jobs, columns the counts of :func:`counts_of`.
         """
         jobs, constants = snapshot.jobs, self.constants
-        counts, size = np.array(counts_of(snapshot.nodes), dtype=np.float64), _size(snapshot)
+        counts = _counts(snapshot)
         self._tables.keep(job.job_id for job in jobs)
-        speedups = np.array([self._speedups(job, hints[job.job_id], counts, size) for job in jobs])
-        gpus = size * len(snapshot.nodes)
-        prices = constants.delayed * outlasts(jobs, constants).sum(axis=1) / gpus
+        speedups = self.speedups(snapshot, hints)
+        prices = constants.delayed * outlasts(jobs, constants).sum(axis=1) / snapshot.gpus
         allowed = speedups > 0
         with np.errstate(divide="ignore", invalid="ignore"):
             costs = np.where(allowed, (1 + prices[:, None] * counts) / speedups, np.inf)
@@ -109,8 +109,14 @@ class GoodputPolicy:
             values = (cost * alone / power)[:, None] * relative ** power[:, None]
         return np.where(allowed, values, _NEVER)
 
+    def speedups(self, snapshot: Snapshot, hints: Mapping[str, Hints]) -> Floats:
+        """Return how much faster each job is with each count than on one GPU; 0 where it may not have it."""
+        counts, size = _counts(snapshot), snapshot.node_size
+        return np.array(
+            [self._speedups(job, hints[job.job_id], counts, size) for job in snapshot.jobs]
+        )
+
     def _speedups(self, job: ElasticJob, hints: Hints, counts: Floats, size: int) -> Floats:
-        """Return how much faster a job is with each count than on one GPU; 0 where it may not have it."""
         constants = self.constants
         speedups = self._tables.of(job.job_id, hints, [int(count) for count in counts], size)
         most = constants.growth * max(hints.profiled_replicas, 1)
@@ -179,6 +185,5 @@ def share_out(values: Floats, counts: Sequence[int], gpus: int) -> list[int]:
     return found[::-1]
 
 
-def _size(snapshot: Snapshot) -> int:
-    """Return the GPUs of a node: of the smallest, if there are several sizes."""
-    return min(snapshot.nodes.values())
+def _counts(snapshot: Snapshot) -> Floats:
+    return np.array(counts_of(snapshot.nodes, snapshot.node_size), dtype=np.float64)
