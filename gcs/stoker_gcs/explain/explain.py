@@ -15,6 +15,7 @@ from stoker_gcs.explain.causes import WaitingGroups, cause_of, short_of
 from stoker_gcs.explain.elastic import clause_of as clause_of_elastic
 from stoker_gcs.explain.held_jobs import clause_of, hold_of
 from stoker_gcs.history.sentences import innermost
+from stoker_gcs.history.story import TOLD
 from stoker_gcs.registry.actors.rules import ACTORS, lease_job, waits
 from stoker_gcs.registry.groups.placement import request_for
 from stoker_gcs.registry.groups.rules import GROUPS, missing
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from stoker_gcs.registry.jobs.registry import JobRegistry
     from stoker_gcs.registry.task_history import TaskHistory
     from stoker_gcs.state.records import StateStore
+    from stoker_gcs.store.changes import Condition
     from stoker_wire.messages.control import Holder
     from stoker_wire.messages.groups import RequestBundles
     from stoker_wire.messages.work import Job
@@ -247,7 +249,8 @@ class Explainer:
         return f", which task {producer.task_id} ({producer.name}) makes; that is {producer.state}"
 
     async def _events_of(self, subject: str) -> tuple[Event, ...]:
-        rows = await self._state.store.select(schema.EVENTS, {"subject": subject}, limit=MAX_EVENTS)
+        where: dict[str, Condition] = {"subject": subject, "kind": TOLD}
+        rows = await self._state.store.select(schema.EVENTS, where, limit=MAX_EVENTS)
         return tuple(msgspec.structs.replace(event_of(row), payload={}) for row in rows)
 
     async def _waiting(

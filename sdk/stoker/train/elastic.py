@@ -18,6 +18,7 @@ bundle of a placement group for itself (:meth:`Generation.strategies`).
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Generation", "Session", "join")
 
+_log = logging.getLogger(__name__)
 _CALL_S = 15.0
 _POLL_S = 30.0
 _PAUSE_S = 1.0
@@ -92,12 +94,15 @@ class Session:
     ``with`` ends it: the job is rigid again, and its replicas are released.
     """
 
-    def __init__(self, job_id: str, state: ElasticState) -> None:
+    def __init__(self, job_id: str, state: ElasticState, report_interval_s: float) -> None:
         self._runtime = current.runtime()
         self._path = f"/v1/jobs/{job_id}"
         self._lock = threading.Condition()
         self._state = state
         self._closed = False
+        self._report_interval_s = report_interval_s
+        self._unsaid: Hints | None = None
+        self._says = False
         self._task: asyncio.Future[None] = self._runtime.io.run(self._start(), _CALL_S)
 
     @property
@@ -150,7 +155,8 @@ class Session:
         """Tell how fast the job is; see :class:`stoker_wire.messages.elastic.Hints` for the ``values``.
 
         ``params`` are the seven of :class:`stoker_goodput.throughput.ThroughputParams`, in their order or by
-        name. Numbers that are NaN, or negative, are dropped by the cluster, which counts them.
+        name. It waits for nothing: of the reports of ``report_interval_s`` the last is sent. Numbers that are
+        NaN, or negative, are dropped by the cluster, which counts them (``state.hints_dropped``).
         """
         theta = None
         if params is not None:
@@ -160,7 +166,13 @@ class Session:
             )
             theta = StepTimeParams(**{name: _finite(by_name[name]) for name in names})
         said = {name: _finite(value) for name, value in values.items()}
-        self._set(self._call("PUT", "hints", Hints(params=theta, **said)))
+        hints = Hints(params=theta, **said)
+        with self._lock:
+            self._unsaid = hints
+            if self._says:
+                return
+            self._says = True
+        self._runtime.io.call_soon(self._say_soon)
 
     def close(self) -> None:
         """Make the job rigid again; its replicas are released, and what runs in them ends."""
@@ -182,12 +194,40 @@ class Session:
 
     def _set(self, state: ElasticState) -> None:
         with self._lock:
-            if state.version >= self._state.version:
+            known = self._state
+            if (state.version, state.hints_at_s or 0.0) >= (known.version, known.hints_at_s or 0.0):
                 self._state = state
             self._lock.notify_all()
 
     async def _start(self) -> asyncio.Future[None]:
         return self._runtime.io.background.spawn(self._follow(), name="elastic session")
+
+    def _say_soon(self) -> None:
+        self._runtime.io.background.spawn(self._say(), name="elastic hints")
+
+    async def _say(self) -> None:
+        """Send the newest hints, and those that come meanwhile after an interval."""
+        import asyncio
+
+        while not self._closed:
+            with self._lock:
+                hints, self._unsaid = self._unsaid, None
+                if hints is None:
+                    self._says = False
+                    return
+            try:
+                self._set(
+                    await self._runtime.clients.gcs.call(
+                        "PUT",
+                        f"{self._path}/hints",
+                        hints,
+                        reply=ElasticState,
+                        timeout_s=_CALL_S,
+                    )
+                )
+            except StokerError as error:
+                _log.warning("hints of %s were not taken: %s", self._path, error)
+            await asyncio.sleep(self._report_interval_s)
 
     async def _follow(self) -> None:
         import asyncio
@@ -236,6 +276,7 @@ def join(
     max_replicas: int | None = None,
     resources: Mapping[str, float] | None = None,
     grace_s: float = 30.0,
+    report_interval_s: float = 5.0,
     label_selector: Mapping[str, str] | None = None,
     node_filter: str = "",
 ) -> Session:
@@ -267,4 +308,4 @@ def join(
     call = runtime.clients.gcs.call(
         "PUT", f"/v1/jobs/{job_id}/scaling", scaling, reply=ElasticState, timeout_s=_CALL_S
     )
-    return Session(job_id, runtime.io.run(call, _CALL_S + 1))
+    return Session(job_id, runtime.io.run(call, _CALL_S + 1), report_interval_s)

@@ -44,14 +44,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 @contextlib.contextmanager
 def joined(**limits: Any) -> Iterator[elastic.Session]:
     """An elastic job, that of this driver, which moves easily; all that it had is back at the end."""
-    with elastic.join(**{**LIMITS, **limits}) as session:
-        session.report(restart_s=0.01)
+    with elastic.join(**{**LIMITS, **limits}, report_interval_s=0.05) as session:
+        tell(session, restart_s=0.01)
         yield session
     until(
         lambda: stoker.available_resources() == stoker.cluster_resources(),
         WAIT_S,
         "all replicas are released",
     )
+
+
+def tell(session: elastic.Session, **hints: Any) -> None:
+    """Report, and wait until the cluster knows."""
+    before = session.state.hints_at_s
+    session.report(**hints)
+    until(lambda: session.state.hints_at_s != before, WAIT_S, "the hints are taken")
 
 
 def begun(session: elastic.Session) -> elastic.Generation:
@@ -146,7 +153,8 @@ def test_what_a_job_says_of_itself_is_seen_and_what_is_no_number_is_dropped_and_
 ) -> None:
     with joined() as session:
         grown(session, 4)
-        session.report(
+        tell(
+            session,
             params=THETA,
             params_error=0.02,
             grad_sqr=1.0,
@@ -159,8 +167,8 @@ def test_what_a_job_says_of_itself_is_seen_and_what_is_no_number_is_dropped_and_
             goodput=900.0,
             efficiency=0.8,
         )
-        session.report(params=(math.nan, *THETA[1:]))
-        session.report(grad_sqr=-1.0, grad_var=1.0)
+        tell(session, params=(math.nan, *THETA[1:]))
+        tell(session, grad_sqr=-1.0, grad_var=1.0)
         job_id = stoker.get_runtime_context().job_id
         job = http(cluster).call("GET", f"/v1/jobs/{job_id}", reply=Job)
         state = job.elastic
