@@ -8,10 +8,12 @@ scheduler that believes it explores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stoker_goodput.throughput import MAX_GAMMA, TINY, Floats, ThroughputParams, overlapped
 
@@ -59,9 +61,8 @@ def fit(observations: Iterable[Observation]) -> ThroughputParams:
     nodes, replicas, local, accumulation, step = seen.T
     start, lower, upper = _bounds(nodes, replicas, local, accumulation)
     found = minimize(
-        _loss,
+        _Loss.of(nodes, replicas, local, accumulation, step),
         start,
-        args=(nodes, replicas, local, np.log(accumulation), np.log(step)),
         jac=True,
         method="L-BFGS-B",
         bounds=list(zip(lower, upper, strict=True)),
@@ -106,53 +107,73 @@ def _bounds(
     return start, lower, upper
 
 
-def _loss(
-    values: Floats,
-    nodes: Floats,
-    replicas: Floats,
-    local: Floats,
-    log_accumulation: Floats,
-    log_step: Floats,
-) -> tuple[float, Floats]:
-    """Return the loss and its gradient."""
-    alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = values
-    more = np.maximum(replicas - 2, TINY)
-    across, within = nodes > 1, (nodes <= 1) & (replicas > 1)
-    accumulation = alpha_c + beta_c * local
-    network = np.where(
-        across, alpha_n + beta_n * more, np.where(within, alpha_r + beta_r * more, TINY)
-    )
-    log_predicted = np.log(overlapped(accumulation, network, gamma))
-    # T_step depends on either time by the part that it has in the sum of powers.
-    part = 1.0 / (1.0 + np.exp(np.clip(gamma * np.log(network / accumulation), -700, 700)))
-    by_accumulation, by_network = part / accumulation, (1 - part) / network
-    by_gamma = (part * np.log(accumulation) + (1 - part) * np.log(network) - log_predicted) / gamma
+@dataclass(slots=True)
+class _Loss:
+    """The loss of parameters, and its gradient. It is asked often: what stays the same is computed once."""
 
-    loss, gradient = 0.0, np.zeros(7)
-    residual = np.log(accumulation) - log_accumulation
-    size = float(np.sqrt(np.mean(residual**2)))
-    if size > 0:
-        weight = residual / (len(residual) * size)
-        loss += size
-        gradient[_ALPHA_C] += np.sum(weight / accumulation)
-        gradient[_BETA_C] += np.sum(weight * local / accumulation)
-    residual = log_predicted - log_step
-    size = float(np.sqrt(np.mean(residual**2)))
-    if size > 0:
-        weight = residual / (len(residual) * size)
-        loss += size
-        gradient[_ALPHA_C] += np.sum(weight * by_accumulation)
-        gradient[_BETA_C] += np.sum(weight * by_accumulation * local)
-        gradient[_ALPHA_N] += np.sum((weight * by_network)[across])
-        gradient[_BETA_N] += np.sum((weight * by_network * more)[across])
-        gradient[_ALPHA_R] += np.sum((weight * by_network)[within])
-        gradient[_BETA_R] += np.sum((weight * by_network * more)[within])
-        gradient[_GAMMA] += np.sum(weight * by_gamma)
-    loss += GAMMA_WEIGHT * (gamma - 1) ** 2
-    gradient[_GAMMA] += 2 * GAMMA_WEIGHT * (gamma - 1)
-    for alpha, beta, at in ((alpha_n, beta_n, _ALPHA_N), (alpha_r, beta_r, _ALPHA_R)):
-        slope = beta / alpha
-        loss += SLOPE_WEIGHT * slope**2
-        gradient[at] -= 2 * SLOPE_WEIGHT * slope**2 / alpha
-        gradient[at + 1] += 2 * SLOPE_WEIGHT * slope / alpha
-    return loss, gradient
+    local: Floats
+    more: Floats
+    """Replicas beyond the second."""
+    across: NDArray[np.intp]
+    """The observations that exchange across nodes, and those that do within one."""
+    within: NDArray[np.intp]
+    log_accumulation: Floats
+    log_step: Floats
+
+    @classmethod
+    def of(
+        cls, nodes: Floats, replicas: Floats, local: Floats, accumulation: Floats, step: Floats
+    ) -> _Loss:
+        return cls(
+            local,
+            np.maximum(replicas - 2, TINY),
+            np.flatnonzero(nodes > 1),
+            np.flatnonzero((nodes <= 1) & (replicas > 1)),
+            np.log(accumulation),
+            np.log(step),
+        )
+
+    def __call__(self, values: Floats) -> tuple[float, Floats]:
+        alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = values.tolist()
+        across, within, more = self.across, self.within, self.more
+        accumulation = alpha_c + beta_c * self.local
+        network = np.full(len(more), TINY)
+        network[across] = alpha_n + beta_n * more[across]
+        network[within] = alpha_r + beta_r * more[within]
+        log_predicted = np.log(overlapped(accumulation, network, gamma))
+        # T_step depends on either time by the part that it has in the sum of powers.
+        log_network, log_passes = np.log(network), np.log(accumulation)
+        power = np.minimum(gamma * (log_network - log_passes), 700.0)
+        part = 1.0 / (1.0 + np.exp(power))
+        by_gamma = (part * log_passes + (1 - part) * log_network - log_predicted) / gamma
+
+        gradient = np.zeros(7)
+        loss, weight = _rms(log_passes - self.log_accumulation)
+        by_accumulation = weight / accumulation
+        of_step, weight = _rms(log_predicted - self.log_step)
+        loss += of_step
+        by_accumulation += weight * part / accumulation
+        by_network = weight * (1 - part) / network
+        gradient[_ALPHA_C] = _sum(by_accumulation)
+        gradient[_BETA_C] = by_accumulation @ self.local
+        for rows, at in ((across, _ALPHA_N), (within, _ALPHA_R)):
+            if len(rows):
+                gradient[at] = _sum(by_network[rows])
+                gradient[at + 1] = by_network[rows] @ more[rows]
+        gradient[_GAMMA] = weight @ by_gamma + 2 * GAMMA_WEIGHT * (gamma - 1)
+        loss += GAMMA_WEIGHT * (gamma - 1) ** 2
+        for alpha, beta, at in ((alpha_n, beta_n, _ALPHA_N), (alpha_r, beta_r, _ALPHA_R)):
+            slope = beta / alpha
+            loss += SLOPE_WEIGHT * slope**2
+            gradient[at] -= 2 * SLOPE_WEIGHT * slope**2 / alpha
+            gradient[at + 1] += 2 * SLOPE_WEIGHT * slope / alpha
+        return loss, gradient
+
+
+_sum = np.add.reduce
+
+
+def _rms(residuals: Floats) -> tuple[float, Floats]:
+    """Return the root mean square, and its derivative by each residual."""
+    size = math.sqrt(residuals @ residuals / len(residuals))
+    return size, residuals / (len(residuals) * size) if size > 0 else residuals

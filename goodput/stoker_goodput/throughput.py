@@ -13,7 +13,7 @@ batch of b samples:
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,10 @@ class ThroughputParams:
                 raise ValueError(f"{name} is {value}: it must be a number, and not negative")
         if not 1.0 <= self.gamma <= MAX_GAMMA:
             raise ValueError(f"gamma is {self.gamma}: it must be from 1 to {MAX_GAMMA:g}")
+
+    def at_speed(self, speed: float) -> ThroughputParams:
+        """Return the parameters on GPUs that compute ``speed`` times as fast, with the same network."""
+        return replace(self, alpha_c=self.alpha_c / speed, beta_c=self.beta_c / speed)
 
     def accumulation_time(self, local_batch: Any) -> Floats:
         """Return T_acc, in seconds, for local batches of any shape."""

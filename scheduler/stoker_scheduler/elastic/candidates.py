@@ -84,6 +84,8 @@ def hints_of(said: WireHints | None, limits: BatchLimits) -> Hints:
         noise=noise,
         profiled_replicas=said.profiled_replicas,
         restart_s=RESTART_S if said.restart_s is None else said.restart_s,
+        progress=said.progress or 0.0,
+        done=said.done_fraction,
     )
 
 

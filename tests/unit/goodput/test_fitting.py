@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
 
-from stoker_goodput.fitting import START, Observation, _loss, error, fit
+from stoker_goodput.fitting import START, Observation, _Loss, error, fit
 from stoker_goodput.throughput import ThroughputParams
 
 
@@ -39,13 +39,12 @@ UNSEEN = [(1, 1, 32), (1, 3, 48), (2, 7, 24), (4, 16, 64), (6, 24, 32), (8, 32, 
 def test_the_gradient_is_that_of_the_loss(seed: int) -> None:
     random = Random(seed)
     seen = [observed(truth(random), *where, random, 0.05) for where in SEEN]
-    nodes, replicas, local, passes, step = np.array([astuple(one) for one in seen]).T
-    data = (nodes, replicas, local, np.log(passes), np.log(step))
+    loss = _Loss.of(*np.array([astuple(one) for one in seen]).T)
     for _ in range(5):
         values = START * np.exp([random.gauss(0, 0.5) for _ in START])
         values[-1] = random.uniform(1.05, 5)
-        numeric = approx_fprime(values, lambda at: _loss(at, *data)[0], 1e-8)
-        assert _loss(values, *data)[1] == pytest.approx(numeric, rel=2e-2, abs=2e-3)
+        numeric = approx_fprime(values, lambda at: loss(at)[0], 1e-8)
+        assert loss(values)[1] == pytest.approx(numeric, rel=2e-2, abs=2e-3)
 
 
 def test_times_with_five_percent_noise_predict_the_unseen_within_five(seed: int) -> None:

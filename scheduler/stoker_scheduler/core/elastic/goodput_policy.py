@@ -4,14 +4,15 @@ What the mean completion time loses by a GPU-second is the delay of those that c
 
 1. orders the jobs, softly: ``outlasts[i, j]`` is the probability that j still runs when i ends. Sizes are
    not known. Of small jobs, what has had much service is likely to need much more (heavy tails); of large
-   ones, of which there are few, the one that came first is likely to end first;
+   ones, of which there are few, the one that came first is likely to end first. Jobs that have declared
+   their epochs are ordered by what is left;
 2. prices GPUs: a GPU-second of job i delays ``sum_j outlasts[i, j]`` jobs by ``1 / G`` seconds, and jobs to
    come besides, so its price is ``price_i = delayed * sum_j outlasts[i, j] / G``;
 3. values progress: a job that ran by itself at that price would choose the count k that costs least,
    ``cost_i = min_k (1 + price_i * k) / speedup_i(k)`` seconds for a second's work on one GPU. So much is a
    second of its work worth, and with its speedup ``s`` at that count,
    ``value_i(k) = cost_i * s * (speedup_i(k) / s) ** power_i / power_i``: concave, as speeds and sizes are
-   estimates; linear for large jobs, which take turns;
+   estimates; linear for large jobs and those of known size, which take turns;
 4. shares out: the counts that maximise the sum of values, by dynamic programming over the GPUs.
 
 A count that differs from the present one is worth less, by what a restart takes of the time that the job
@@ -20,14 +21,20 @@ has shown to last. docs/adr/0027 has the measurements by which this was chosen.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stoker_scheduler.core.elastic.gpu_types import (
+    GpuType,
+    pack_types,
+    share_out_types,
+    types_of,
+)
 from stoker_scheduler.core.elastic.jobs import Allocation, ElasticJob, Hints, Snapshot, replicas_of
-from stoker_scheduler.core.elastic.packing import counts_of, pack
 from stoker_scheduler.core.elastic.speedups import SpeedupTables
 
 if TYPE_CHECKING:
@@ -50,6 +57,8 @@ class Constants:
     """Service from which on jobs are ordered by their submission."""
     large_sharpness: float = 4.0
     """How sharply that begins."""
+    left_sharpness: float = 4.0
+    """How sharply jobs that say what is left of them are ordered by that."""
     first_replicas: int = 4
     """The most of a job that has measured nothing, in one node."""
     growth: int = 4
@@ -73,76 +82,95 @@ class GoodputPolicy:
         self, snapshot: Snapshot, hints: Mapping[str, Hints], now_s: float
     ) -> dict[str, Allocation]:
         """Return the allocation of each job that is to have GPUs."""
-        jobs, counts = snapshot.jobs, counts_of(snapshot.nodes, snapshot.node_size)
-        if not jobs or not counts:
+        jobs, types = snapshot.jobs, types_of(snapshot)
+        if not jobs or not types:
             return {}
         values = self.values(snapshot, hints, now_s)
-        chosen = share_out(values, counts, snapshot.gpus)
-        by_id = {job.job_id: job for job in jobs}
-        return pack(
-            snapshot.nodes,
-            by_id,
-            {job.job_id: count for job, count in zip(jobs, chosen, strict=True) if count},
-            snapshot.node_size,
-        )
+        if len(types) > 1:
+            return pack_types(types, jobs, share_out_types(values, types))
+        shares = share_out(values, types[0].counts, types[0].gpus)
+        return pack_types(types, jobs, [(0, count) for count in shares])
 
     def values(self, snapshot: Snapshot, hints: Mapping[str, Hints], now_s: float) -> Floats:
         """Return what each count is worth to each job; minus infinity where it may not have it.
 
-        Rows are jobs, columns the counts of :func:`counts_of`.
+        Rows are jobs, columns the counts of each type of GPUs, the fastest type first. A GPU is worth, and
+        costs, as many of the reference as its speed says.
         """
-        jobs, constants = snapshot.jobs, self.constants
-        counts = _counts(snapshot)
+        jobs, constants, types = snapshot.jobs, self.constants, types_of(snapshot)
         self._tables.keep(job.job_id for job in jobs)
         speedups = self.speedups(snapshot, hints)
-        prices = constants.delayed * outlasts(jobs, constants).sum(axis=1) / snapshot.gpus
+        counts = np.concatenate([one.speed * np.array(one.counts) for one in types])
+        gpus = sum(one.speed * one.gpus for one in types)
+        left_s = np.array([self._left_s(job, hints[job.job_id]) for job in jobs])
+        prices = constants.delayed * outlasts(jobs, constants, left_s).sum(axis=1) / gpus
         allowed = speedups > 0
         with np.errstate(divide="ignore", invalid="ignore"):
             costs = np.where(allowed, (1 + prices[:, None] * counts) / speedups, np.inf)
             best = costs.argmin(axis=1)
             rows = np.arange(len(jobs))
             alone, cost = speedups[rows, best], costs[rows, best]
-            kept = np.array([self._kept(job, hints[job.job_id], counts, now_s) for job in jobs])
+            kept = np.array([self._kept(job, hints[job.job_id], types, now_s) for job in jobs])
             relative = speedups * kept / alone[:, None]
             service = np.array([job.service_gpu_s for job in jobs])
             power = constants.power + (1 - constants.power) * largeness(service, constants)
+            power = np.where(np.isfinite(left_s), 1.0, power)
             values = (cost * alone / power)[:, None] * relative ** power[:, None]
         return np.where(allowed, values, _NEVER)
 
     def speedups(self, snapshot: Snapshot, hints: Mapping[str, Hints]) -> Floats:
         """Return how much faster each job is with each count than on one GPU; 0 where it may not have it."""
-        counts, size = _counts(snapshot), snapshot.node_size
-        return np.array(
-            [self._speedups(job, hints[job.job_id], counts, size) for job in snapshot.jobs]
+        return np.hstack(
+            [
+                [self._speedups(job, hints[job.job_id], one) for job in snapshot.jobs]
+                for one in types_of(snapshot)
+            ]
         )
 
-    def _speedups(self, job: ElasticJob, hints: Hints, counts: Floats, size: int) -> Floats:
-        constants = self.constants
-        speedups = self._tables.of(job.job_id, hints, [int(count) for count in counts], size)
+    def _speedups(self, job: ElasticJob, hints: Hints, one: GpuType) -> Floats:
+        """Return how much faster a job is with each count of a type than on one GPU of the reference.
+
+        0 where it may not have it.
+        """
+        constants, size, counts = self.constants, one.size, np.array(one.counts, dtype=np.float64)
+        speedups = self._tables.of(job.job_id, hints, one.counts, size, one.speed)
         most = constants.growth * max(hints.profiled_replicas, 1)
         if speedups is None:
-            speedups, most = counts, min(constants.first_replicas, size)
+            speedups, most = counts * one.speed, min(constants.first_replicas, size)
         elif hints.profiled_replicas <= size:
             speedups = np.where(counts > size, speedups * constants.unseen_network, speedups)
         most = min(max(most, job.min_replicas), job.max_replicas)
         return np.where((counts >= job.min_replicas) & (counts <= most), speedups, 0.0)
 
-    def _kept(self, job: ElasticJob, hints: Hints, counts: Floats, now_s: float) -> Floats:
+    def _left_s(self, job: ElasticJob, hints: Hints) -> float:
+        """Return how long the rest of a job would take on one GPU; infinite where it has not said."""
+        goodput = self._tables.goodput(job.job_id)
+        return hints.left / goodput if hints.left is not None and goodput else math.inf
+
+    def _kept(
+        self, job: ElasticJob, hints: Hints, types: Sequence[GpuType], now_s: float
+    ) -> Floats:
         """Return the part of its speedup that a job keeps with each count: all of it with the present one."""
-        if not job.allocation:
-            return np.ones(len(counts))
         restart_s = hints.restart_s
         lasts_s = self.constants.lasting * max(0.0, job.age_s(now_s) - restart_s * job.restarts)
         part = lasts_s / (lasts_s + restart_s) if lasts_s else 0.0
         part *= self.constants.settled_s / (self.constants.settled_s + restart_s)
-        return np.where(counts == replicas_of(job.allocation), 1.0, part)
+        replicas = replicas_of(job.allocation)
+        return np.array(
+            [
+                1.0 if not replicas or (count == replicas and one.has(job.allocation)) else part
+                for one in types
+                for count in one.counts
+            ]
+        )
 
 
-def outlasts(jobs: Sequence[ElasticJob], constants: Constants) -> Floats:
+def outlasts(jobs: Sequence[ElasticJob], constants: Constants, left_s: Floats) -> Floats:
     """Return, for each pair of jobs, the probability that the second still runs when the first ends.
 
     With a service of x and y GPU-seconds, ``(y + young) / (x + y + 2 * young)``; the later job where both are
-    large. Shape (jobs, jobs), with 0 on the diagonal.
+    large; where both say what is left, x and y seconds on one GPU (``left_s``; infinite: not said),
+    ``y**4 / (x**4 + y**4)``. Shape (jobs, jobs), with 0 on the diagonal.
     """
     service = np.array([job.service_gpu_s for job in jobs])
     submitted = np.array([job.submitted_s for job in jobs])
@@ -151,6 +179,10 @@ def outlasts(jobs: Sequence[ElasticJob], constants: Constants) -> Floats:
     by_order = np.where(submitted[:, None] < submitted[None, :], 1.0, 0.0)
     large = largeness(np.minimum(service[:, None], service[None, :]), constants)
     found = by_size * (1 - large) + by_order * large
+    known = np.isfinite(left_s)
+    rest = np.where(known, np.maximum(left_s, 1.0), 1.0) ** constants.left_sharpness
+    by_left = rest[None, :] / (rest[:, None] + rest[None, :])
+    found = np.where(known[:, None] & known[None, :], by_left, found)
     np.fill_diagonal(found, 0.0)
     return found
 
@@ -183,7 +215,3 @@ def share_out(values: Floats, counts: Sequence[int], gpus: int) -> list[int]:
         found.append(int(choice[left]))
         left -= found[-1]
     return found[::-1]
-
-
-def _counts(snapshot: Snapshot) -> Floats:
-    return np.array(counts_of(snapshot.nodes, snapshot.node_size), dtype=np.float64)

@@ -31,7 +31,8 @@ class Hints:
     """The word of a job on itself. ``params`` and ``noise`` are None until it has measured.
 
     ``profiled_replicas`` is the most that it ever ran with, ``restart_s`` the seconds that a change of its
-    allocation costs it.
+    allocation costs it, ``progress`` what it has done, in samples of M0's worth, and ``done`` the part of the
+    epochs that it has declared, None if it has declared none.
     """
 
     limits: BatchLimits
@@ -40,6 +41,15 @@ class Hints:
     profiled_replicas: int = 0
     restart_s: float = 30.0
     oracle: Oracle | None = None
+    progress: float = 0.0
+    done: float | None = None
+
+    @property
+    def left(self) -> float | None:
+        """The work that is left, in samples of M0's worth, if the epochs to come are as those before."""
+        if not self.done or self.progress <= 0:
+            return None
+        return self.progress * max(0.0, 1 / self.done - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +78,13 @@ class ElasticJob:
 class Snapshot:
     """The cluster as a policy sees it: GPUs by node, and jobs in the order of their submission.
 
-    ``size`` is that of a whole node, to whom others may leave less; 0 for that of the smallest.
+    ``speeds`` says of nodes how many times as fast as a reference their GPUs compute, where that is not 1.
+    ``size`` is that of a whole node, where other work leaves less of some; 0 for that of the smallest.
     """
 
     nodes: Mapping[str, int]
     jobs: tuple[ElasticJob, ...]
+    speeds: Mapping[str, float] = field(default_factory=dict)
     size: int = 0
 
     @property

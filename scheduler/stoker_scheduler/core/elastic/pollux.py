@@ -8,6 +8,7 @@ where the next round begins.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -52,10 +53,9 @@ class Pollux:
         jobs = sorted(snapshot.jobs, key=lambda job: (job.service_gpu_s, job.submitted_s))
         names = list(snapshot.nodes)
         round_ = _Round.of(snapshot, jobs, hints, now_s)
-        solutions = self._evolve(round_, self._begin(jobs, round_.present))
-        scores = round_.scores(solutions)
+        solutions, scores = self._evolve(round_, self._begin(jobs, round_.present))
         front = solutions[_fronts(scores) == 0]
-        best = front[np.argmax(round_.scores(front)[:, 0])]
+        best = solutions[np.argmax(scores[:, 0])]
         self._best = {job.job_id: front[:, index] for index, job in enumerate(jobs)}
         found = {}
         for job, row in zip(jobs, best, strict=True):
@@ -73,30 +73,37 @@ class Pollux:
             return present[None]
         nothing = np.zeros_like(known[0])
         rows = [self._best.get(job.job_id, nothing) for job in jobs]
-        return np.unique(np.stack(rows, axis=1), axis=0)
+        solutions = np.stack(rows, axis=1)
+        return solutions[_distinct(solutions, {})]
 
-    def _evolve(self, round_: _Round, solutions: Solutions) -> Solutions:
+    def _evolve(self, round_: _Round, solutions: Solutions) -> tuple[Solutions, Floats]:
+        """Return the last generation, with its scores."""
+        known = dict.fromkeys(_keys(solutions))
         scores = round_.scores(solutions)
+        crowding = _crowding(scores, _fronts(scores))
         for _ in range(GENERATIONS - 1):
-            parents = self._tournament(scores)
+            parents = self._tournament(scores, crowding)
             children = self._cross(solutions[parents[0]], solutions[parents[1]])
             children = round_.repair(self._mutate(children, round_), self._random)
-            solutions = np.unique(np.concatenate((solutions, children)), axis=0)
-            scores = round_.scores(solutions)
-            kept = _survivors(scores)
-            solutions, scores = solutions[kept], scores[kept]
-        return solutions
+            children = children[_distinct(children, known)]
+            solutions = np.concatenate((solutions, children))
+            scores = np.concatenate((scores, round_.scores(children)))
+            fronts = _fronts(scores)
+            crowding = _crowding(scores, fronts)
+            kept = np.lexsort((-crowding, fronts))[:POPULATION]
+            solutions, scores, crowding = solutions[kept], scores[kept], crowding[kept]
+            keys = list(known)
+            known = dict.fromkeys(keys[index] for index in kept.tolist())
+        return solutions, scores
 
-    def _tournament(self, scores: Floats) -> NDArray[np.intp]:
-        """Return the parents, as pairs: of two at random the less dominated one, then the less crowded."""
-        fronts = _fronts(scores)
-        crowding = _crowding(scores, fronts)
+    def _tournament(self, scores: Floats, crowding: Floats) -> NDArray[np.intp]:
+        """Return the parents, as pairs: of two at random the one that dominates, else the less crowded."""
         drawn = self._random.integers(len(scores), size=(2, POPULATION, 2))
         first, second = drawn[..., 0], drawn[..., 1]
-        better = (fronts[first] < fronts[second]) | (
-            (fronts[first] == fronts[second]) & (crowding[first] >= crowding[second])
-        )
-        return np.where(better, first, second)
+        one, other = scores[first], scores[second]
+        at_least, at_most = (one >= other).all(axis=-1), (one <= other).all(axis=-1)
+        wins = np.where(at_least == at_most, crowding[first] >= crowding[second], at_least)
+        return np.where(wins, first, second)
 
     def _cross(self, one: Solutions, other: Solutions) -> Solutions:
         """Return children that have their first rows of one parent and the others of another."""
@@ -106,20 +113,20 @@ class Pollux:
         return np.where((np.arange(jobs)[None] < point[:, None])[:, :, None], one, other)
 
     def _mutate(self, children: Solutions, round_: _Round) -> Solutions:
-        random, (count, jobs, _) = self._random, children.shape
-        back = random.random((count, jobs, 1)) < TO_PRESENT
-        children = np.where(back, round_.present[None], children)
-        cleared = (random.random((count, jobs, 1)) < ROW) & (
-            random.random(children.shape) < ELEMENT
-        )
-        children = np.where(cleared, 0, children)
+        random, (count, jobs, nodes) = self._random, children.shape
+        back = random.random((count, jobs)) < TO_PRESENT
+        children = np.where(back[:, :, None], round_.present[None], children)
+        cleared = np.nonzero(random.random((count, jobs)) < ROW)
+        children[cleared] *= random.random((len(cleared[0]), nodes)) >= ELEMENT
         free = children.sum(axis=1, keepdims=True) < round_.size
         positive = children > 0
-        many = np.maximum(positive.sum(axis=1, keepdims=True), 1)
-        picked = random.random(children.shape) < 1 / jobs
-        picked |= positive & (random.random(children.shape) < 1 / many)
-        grown = random.integers(children, round_.size, endpoint=True)
-        return np.where(picked & free, grown, children).astype(np.int16)
+        often = 1 / np.maximum(positive.sum(axis=1, keepdims=True), 1)
+        # Either of two draws picks an element that is positive, one of them any other.
+        chance = np.where(positive, 1 / jobs + often - often / jobs, 1 / jobs) * free
+        picked = np.nonzero(random.random(children.shape, dtype=np.float32) < chance)
+        least = children[picked]
+        children[picked] = least + random.random(len(least)) * (round_.size + 1 - least)
+        return children
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +174,20 @@ class _Round:
 
     def repair(self, solutions: Solutions, random: np.random.Generator) -> Solutions:
         """Return solutions that keep all limits: one job that spans nodes for each node, and capacities."""
-        spans = (solutions > 0).sum(axis=2, keepdims=True) > 1
-        spanning = (solutions > 0) & spans
-        solutions = np.where(spanning & (spanning.cumsum(axis=1) > 1), 0, solutions)
-        order = np.argsort(random.random(solutions.shape), axis=2)
-        shuffled = np.take_along_axis(solutions, order, axis=2)
-        before = shuffled.cumsum(axis=2) - shuffled
-        cut = np.clip(self.limits[None, :, None] - before, 0, shuffled)
-        np.put_along_axis(solutions, order, cut, axis=2)
-        before = solutions.cumsum(axis=1) - solutions
-        return np.clip(self.size - before, 0, solutions).astype(np.int16)
+        positive = solutions > 0
+        spanning = positive & (positive.sum(axis=2, keepdims=True) > 1)
+        later = spanning.cumsum(axis=1, dtype=np.int16) > 1
+        solutions = np.where(spanning & later, 0, solutions)
+        many = np.nonzero(solutions.sum(axis=2) > self.limits)
+        rows = solutions[many]
+        order = np.argsort(random.random(rows.shape), axis=1)
+        shuffled = np.take_along_axis(rows, order, axis=1)
+        before = shuffled.cumsum(axis=1) - shuffled
+        cut = np.clip(self.limits[many[1], None] - before, 0, shuffled)
+        np.put_along_axis(rows, order, cut.astype(np.int16), axis=1)
+        solutions[many] = rows
+        before = solutions.cumsum(axis=1, dtype=np.int16) - solutions
+        return np.clip(self.size - before, 0, solutions)
 
 
 def _speedups(
@@ -199,37 +210,52 @@ def _speedups(
     return table
 
 
+def _keys(solutions: Solutions) -> list[bytes]:
+    """Return what tells solutions apart."""
+    return [solution.tobytes() for solution in solutions]
+
+
+def _distinct(solutions: Solutions, known: dict[bytes, None]) -> list[int]:
+    """Return the solutions that are new, and add them to those that are known."""
+    new = []
+    for index, key in enumerate(_keys(solutions)):
+        if key not in known:
+            known[key] = None
+            new.append(index)
+    return new
+
+
 def _fronts(scores: Floats) -> NDArray[np.int64]:
-    """Return for each solution the number of the front that it is in: 0 is dominated by none."""
-    at_least = np.asarray((scores[:, None] >= scores[None]).all(axis=2))
-    dominates = np.asarray(at_least & ~at_least.T)
-    fronts = np.full(len(scores), -1)
-    left, number = dominates.sum(axis=0), 0
-    while (fronts < 0).any():
-        front = np.flatnonzero((fronts < 0) & (left == 0))
-        fronts[front] = number
-        left = left - dominates[front].sum(axis=0)
-        number += 1
+    """Return for each solution the number of the front that it is in: 0 is dominated by none.
+
+    By falling fitness, a solution is in the first front whose last one has less utility: those of the fronts
+    before dominate it, and the last of a front has the most utility there (Jensen, 2003, for two objectives).
+    """
+    order = np.lexsort((-scores[:, 1], -scores[:, 0]))
+    fronts = np.zeros(len(scores), dtype=np.int64)
+    lowest: list[float] = []
+    """Less each front's utility so far, ascending."""
+    before, front = None, 0
+    for index, (fitness, utility) in zip(order.tolist(), scores[order].tolist(), strict=True):
+        if (fitness, utility) != before:
+            front = bisect_right(lowest, -utility)
+            lowest[front : front + 1] = [-utility]
+            before = fitness, utility
+        fronts[index] = front
     return fronts
 
 
 def _crowding(scores: Floats, fronts: NDArray[np.int64]) -> Floats:
     """Return how far the neighbours of each solution in its front are; infinite at the ends."""
-    distances = np.zeros(len(scores))
-    for number in range(int(fronts.max()) + 1):
-        members = np.flatnonzero(fronts == number)
-        for objective in scores[members].T:
-            order = members[np.argsort(objective, kind="stable")]
-            values = np.sort(objective)
-            width = values[-1] - values[0]
-            distances[order[[0, -1]]] = np.inf
-            if width > 0 and len(order) > 2:
-                distances[order[1:-1]] += (values[2:] - values[:-2]) / width
+    order = np.lexsort((-scores[:, 1], scores[:, 0], fronts))
+    fronts, ordered = fronts[order], scores[order]
+    first = np.flatnonzero(np.diff(fronts, prepend=-1))
+    last = np.append(first[1:], len(fronts)) - 1
+    # Within a front utility falls as fitness rises, so one order serves both.
+    width = np.abs(ordered[last] - ordered[first])[fronts]
+    gaps = np.abs(np.roll(ordered, -1, axis=0) - np.roll(ordered, 1, axis=0))
+    found = np.divide(gaps, width, out=np.zeros_like(gaps), where=width > 0).sum(axis=1)
+    found[first] = found[last] = np.inf
+    distances = np.empty(len(scores))
+    distances[order] = found
     return distances
-
-
-def _survivors(scores: Floats) -> NDArray[np.intp]:
-    """Return the solutions that stay: the first fronts, of the last of them the least crowded."""
-    fronts = _fronts(scores)
-    crowding = _crowding(scores, fronts)
-    return np.lexsort((-crowding, fronts))[:POPULATION]

@@ -116,7 +116,7 @@ def _round_of(
 ) -> PoolRound:
     some = [by_id[member.job_id] for member in pool.members]
     some.sort(key=lambda one: (one.job.submitted_s, one.job.job_id))
-    snapshot = Snapshot(nodes, tuple(one.job for one in some), size)
+    snapshot = Snapshot(nodes, tuple(one.job for one in some), size=size)
     hints = {one.job.job_id: one.hints for one in some}
     try:
         answer = policy.allocate(snapshot, hints, now_s)

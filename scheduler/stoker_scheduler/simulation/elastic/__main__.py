@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,13 +22,13 @@ import click
 from stoker_scheduler.core.elastic.jobs import replicas_of
 from stoker_scheduler.simulation.elastic.figures import (
     Figures,
-    allocated_over_time,
     figures,
     mean_of,
 )
+from stoker_scheduler.simulation.elastic.plots import can_plot, plot_loads, plot_study
 from stoker_scheduler.simulation.elastic.policies import KINDS
 from stoker_scheduler.simulation.elastic.profiles import Model, read_profiles
-from stoker_scheduler.simulation.elastic.study import Log, World, run
+from stoker_scheduler.simulation.elastic.study import Log, NodeType, World, run
 from stoker_scheduler.simulation.elastic.workloads import WorkloadJob, read_workload
 from stoker_scheduler.simulation.inputs import InputError
 from stoker_wire.suggestions import suggestion
@@ -47,6 +48,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
               metavar="NAME", help=f"Of {', '.join(KINDS)}; several are compared.")  # fmt: skip
 @click.option("--nodes", type=click.IntRange(1, 999), default=16, show_default=True)
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), default=4, show_default=True)
+@click.option("--gpu-type", "gpu_types", multiple=True, metavar="NAME:NODESxGPUS:SPEED",
+              help="Nodes, for --nodes, whose GPUs compute SPEED times as fast as profiles say.")  # fmt: skip
 @click.option("--interval", "interval_s", type=click.IntRange(1), default=60, show_default=True,
               help="Seconds between two rounds.")  # fmt: skip
 @click.option("--restart-s", type=click.FloatRange(0), default=30.0, show_default=True,
@@ -57,6 +60,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
               show_default=True, help="How much jobs that span nodes slow each other on one.")  # fmt: skip
 @click.option("--noise", type=click.FloatRange(0, 1), default=0.0, show_default=True,
               help="Relative error of the times that jobs measure.")  # fmt: skip
+@click.option("--declare-epochs", is_flag=True,
+              help="Jobs say how many epochs they have, and so what is left.")  # fmt: skip
+@click.option("--failures", "failures_h", type=click.FloatRange(0), default=0.0, metavar="HOURS",
+              help="Mean time between failures of a node; 0: none fails.")  # fmt: skip
+@click.option("--repair-s", type=click.FloatRange(1), default=600.0, show_default=True,
+              help="Seconds until a node that failed is back.")  # fmt: skip
+@click.option("--commit-s", type=click.FloatRange(0), default=600.0, show_default=True,
+              help="Seconds between two commits of a job, to which a failure takes it back.")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1), default=5, show_default=True,
               help="Runs of what is random, of which the mean is printed.")  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path),
@@ -68,11 +79,16 @@ def main(
     policies: tuple[str, ...],
     nodes: int,
     gpus_per_node: int,
+    gpu_types: tuple[str, ...],
     interval_s: int,
     restart_s: float,
     restart_of: tuple[str, ...],
     interference: float,
     noise: float,
+    declare_epochs: bool,
+    failures_h: float,
+    repair_s: float,
+    commit_s: float,
     seeds: int,
     out: Path | None,
     as_json: bool,
@@ -88,27 +104,71 @@ def main(
         world = World(
             nodes=nodes,
             gpus_per_node=gpus_per_node,
+            types=_types(gpu_types),
             interval_s=interval_s,
             restart_s=restart_s,
             restart_by_model=_restarts(restart_of, models),
             interference=interference,
             noise=noise,
+            declare_epochs=declare_epochs,
+            failures_h=failures_h,
+            repair_s=repair_s,
+            commit_s=commit_s,
         )
         jobs = {path: read_workload(path, models, world.gpus) for path in workloads}
         results = []
-        for path, workload in jobs.items():
+        for title, workload in zip(_titles(jobs), jobs.values(), strict=True):
+            load = {"jobs": len(workload), "jobs_per_h": _jobs_per_h(workload)}
             for name in policies:
-                found = _study(name, world, workload, seeds, out, path.stem, quiet=as_json)
-                results.append({"workload": path.stem, "policy": name, **asdict(found)})
+                found = _study(name, world, workload, seeds, out, title, quiet=as_json)
+                results.append({"workload": title, "policy": name, **load, **asdict(found)})
     except InputError as error:
         raise click.ClickException(str(error)) from None
     if out is not None:
         (out / "figures.json").write_text(json.dumps({"results": results}, indent=2) + "\n")
-        click.echo(f"allocation logs, figures and plots are in {out}", err=True)
+        if can_plot():
+            plot_loads(out / "jct-by-load.svg", results)
+        else:
+            click.echo(
+                "no plots: matplotlib is not installed (pip install 'stoker[train]')", err=True
+            )
+        click.echo(f"allocation logs and figures are in {out}", err=True)
     if as_json:
         click.echo(json.dumps({"results": results}))
     else:
         _print(results)
+
+
+def _titles(paths: Iterable[Path]) -> list[str]:
+    """Return a name for each workload: that of its file, and that of its folder where two are alike."""
+    paths = list(paths)
+    stems = [path.stem for path in paths]
+    return [
+        path.stem if stems.count(path.stem) == 1 else f"{path.resolve().parent.name}-{path.stem}"
+        for path in paths
+    ]
+
+
+def _jobs_per_h(workload: Sequence[WorkloadJob]) -> float:
+    """Return how many jobs an hour has, of as many whole hours as jobs are submitted in."""
+    return len(workload) / (workload[-1].submitted_s // 3600 + 1)
+
+
+def _types(texts: Sequence[str]) -> tuple[NodeType, ...]:
+    """Return the types of nodes, as a100:8x4:1.0."""
+    found: dict[str, NodeType] = {}
+    for text in texts:
+        match = re.fullmatch(r"([\w.-]+):(\d+)x(\d+):(\d*\.?\d+)", text)
+        name, nodes, gpus, speed = match.groups() if match else ("", "0", "0", "0")
+        if not (0 < int(nodes) <= 999 and 0 < int(gpus) <= 64 and 0 < float(speed) < 1000):
+            raise InputError(
+                f"--gpu-type: {text!r} must be NAME:NODESxGPUS:SPEED, as a100:8x4:1.0, with 1 to 999 nodes, "
+                "1 to 64 GPUs and a speed above 0"
+            )
+        if name in found:
+            raise InputError(f"--gpu-type: there are two of the name {name!r}")
+        found[name] = NodeType(name, int(nodes), int(gpus), float(speed))
+    return tuple(found.values())
 
 
 def _restarts(texts: Sequence[str], models: Mapping[str, Model]) -> dict[str, float]:
@@ -140,7 +200,7 @@ def _study(
 ) -> Figures:
     """Run one policy on one workload, and again with other seeds where something is random."""
     kind, found = KINDS[name], []
-    count = seeds if kind.is_random or world.noise else 1
+    count = seeds if kind.is_random or world.noise or world.failures_h else 1
     with _progress(f"{title}: {name}", len(workload) * count, quiet=quiet) as advance:
         for seed in range(count):
             before = len(workload) * seed
@@ -204,12 +264,13 @@ def _write(out: Path, name: str, log: Log) -> None:
     with (out / f"{name}.rounds.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
-            ("at_s", "job", "nodes", "replicas", "local_batch", "accumulated", "progress")
-        )
+            ("at_s", "job", "nodes", "replicas", "local_batch", "accumulated", "progress",
+             "efficiency")
+        )  # fmt: skip
         for row in log.rounds:
             nodes = " ".join(f"{node_id}:{count}" for node_id, count in row.allocation)
             writer.writerow((row.at_s, row.job, nodes, replicas_of(row.allocation), row.local_batch,
-                             row.accumulated, f"{row.progress:.3f}"))  # fmt: skip
+                             row.accumulated, f"{row.progress:.3f}", f"{row.efficiency:.4f}"))  # fmt: skip
     with (out / f"{name}.jobs.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
@@ -218,32 +279,13 @@ def _write(out: Path, name: str, log: Log) -> None:
         for job in log.jobs:
             writer.writerow((job.job, job.model, job.submitted_s, f"{job.started_s:g}",
                              f"{job.finished_s:g}", job.restarts, f"{job.service_gpu_s:g}"))  # fmt: skip
-    _plot(out / name, log)
-
-
-def _plot(path: Path, log: Log) -> None:
-    """Draw who has the GPUs over time, and the completion times, where matplotlib is there."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        click.echo("no plots: matplotlib is not installed (pip install 'stoker[train]')", err=True)
-        return
-    times, models = allocated_over_time(log)
-    figure = Figure(figsize=(9, 4))
-    axes = figure.add_subplot()
-    axes.stackplot([at_s / 3600 for at_s in times], *models.values(), labels=list(models))
-    axes.set_xlabel("hours")
-    axes.set_ylabel("GPUs")
-    axes.legend(loc="upper right")
-    figure.savefig(f"{path}.allocations.svg")
-    figure = Figure(figsize=(6, 4))
-    axes = figure.add_subplot()
-    ordered = sorted(row.completion_s for row in log.jobs)
-    axes.step(ordered, [(index + 1) / len(ordered) for index in range(len(ordered))], where="post")
-    axes.set_xscale("log")
-    axes.set_xlabel("completion time, s")
-    axes.set_ylabel("part of the jobs")
-    figure.savefig(f"{path}.jct.svg")
+    if log.failures:
+        with (out / f"{name}.failures.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("node", "at_s", "until_s"))
+            writer.writerows((one.node_id, one.at_s, one.until_s) for one in log.failures)
+    if can_plot():
+        plot_study(str(out / name), log)
 
 
 if __name__ == "__main__":

@@ -88,10 +88,15 @@ def _fairness(log: Log, world: World, workload: Sequence[WorkloadJob]) -> Mappin
 
 
 def _alone_s(job: WorkloadJob, world: World) -> float:
-    """Return how long a job takes by itself with the replicas and batch of its user, after one stall."""
-    model, placement = job.model, tightest(job.replicas, world.gpus_per_node)
+    """Return how long a job takes by itself with the replicas and batch of its user, after one stall.
+
+    On GPUs of the fastest type.
+    """
+    model, placement = job.model, tightest(job.replicas, world.whole_node)
     batch = divide(job.batch, job.replicas, model.limits)
-    step_s = model.step_time(placement, batch.local).whole_s(batch.accumulated)
+    speed = max((one.speed for one in world.types), default=1.0)
+    times = model.step_time(placement, batch.local).at_speed(speed)
+    step_s = times.whole_s(batch.accumulated)
     total, seconds, before = batch.total(job.replicas), 0.0, 0.0
     for epoch, goal in enumerate(model.goals):
         gain = float(model.noise(epoch, total).gain(total / model.limits.min_batch))

@@ -94,6 +94,12 @@ class StepTime:
         """The seconds of a pass that only accumulates."""
         return self.step_s - self.sync_s
 
+    def at_speed(self, speed: float) -> StepTime:
+        """Return the times on GPUs that compute ``speed`` times as fast; the exchange takes as long."""
+        if speed == 1.0:
+            return self
+        return StepTime(self.accumulation_s / speed + self.sync_s, self.sync_s)
+
     def whole_s(self, accumulated: int) -> float:
         """Return the seconds of a step with so many passes before its last."""
         return self.step_s + accumulated * self.accumulation_s

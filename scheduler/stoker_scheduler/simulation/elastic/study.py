@@ -14,8 +14,10 @@ from stoker_scheduler.core.elastic.jobs import (
     Hints,
     Snapshot,
     check,
+    replicas_of,
 )
 from stoker_scheduler.simulation.elastic.agent import Agent
+from stoker_scheduler.simulation.elastic.failures import Failure, Failures
 from stoker_scheduler.simulation.elastic.world import SimulatedJob
 from stoker_scheduler.simulation.inputs import InputError
 
@@ -28,12 +30,25 @@ MAX_ROUNDS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
+class NodeType:
+    """Some equal nodes, whose GPUs compute ``speed`` times as fast as those of the profiles."""
+
+    name: str
+    nodes: int
+    gpus_per_node: int
+    speed: float
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """The cluster and the rules of a study.
 
     ``interference`` slows jobs that share a node while both span several, ``restart_s`` is what a change of
     an allocation costs, by model where ``restart_by_model`` has it, ``noise`` the relative error of what jobs
-    measure.
+    measure. With ``declare_epochs`` jobs say how many they have, which Pollux's study keeps from policies.
+    A node fails after ``failures_h`` hours in the mean (0: never), and is back after ``repair_s``; its jobs
+    go on from their last commit, of which they make one every ``commit_s`` and before each restart. With
+    ``types`` there are those instead of ``nodes`` equal ones; a job that has several goes by the slowest.
     """
 
     nodes: int = 16
@@ -43,16 +58,45 @@ class World:
     restart_by_model: Mapping[str, float] = field(default_factory=dict)
     interference: float = 0.0
     noise: float = 0.0
+    declare_epochs: bool = False
+    failures_h: float = 0.0
+    repair_s: float = 600.0
+    commit_s: float = 600.0
+    types: tuple[NodeType, ...] = ()
 
     @property
     def gpus(self) -> int:
         """Their number."""
-        return self.nodes * self.gpus_per_node
+        return sum(self.gpus_by_node().values())
+
+    @property
+    def whole_node(self) -> int:
+        """The GPUs of a node; of the largest, if they differ."""
+        return max((one.gpus_per_node for one in self.types), default=self.gpus_per_node)
+
+    def gpus_by_node(self) -> dict[str, int]:
+        """Return the nodes by name."""
+        if not self.types:
+            return {f"node-{index:03}": self.gpus_per_node for index in range(self.nodes)}
+        return {
+            f"{one.name}-{index:03}": one.gpus_per_node
+            for one in self.types
+            for index in range(one.nodes)
+        }
+
+    def speeds(self) -> dict[str, float]:
+        """Return the speeds of nodes, where they have types."""
+        return {
+            f"{one.name}-{index:03}": one.speed for one in self.types for index in range(one.nodes)
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """One job in one round: where it runs, with what batch, and how far it is at the round's beginning."""
+    """One job in one round: where it runs, with what batch, and how far it is at the round's beginning.
+
+    ``efficiency`` is what a sample is worth there, by one of a batch of M0.
+    """
 
     at_s: int
     job: str
@@ -60,6 +104,12 @@ class RoundRow:
     local_batch: int
     accumulated: int
     progress: float
+    efficiency: float
+
+    @property
+    def batch(self) -> int:
+        """The samples of a step."""
+        return replicas_of(self.allocation) * self.local_batch * (self.accumulated + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +136,7 @@ class Log:
 
     rounds: list[RoundRow] = field(default_factory=list)
     jobs: list[JobRow] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
     policy_s: list[float] = field(default_factory=list)
     """How long the policy took for each round that had jobs, seconds of this machine."""
 
@@ -101,8 +152,9 @@ def run(
     """Run a workload to its end. Raises InputError, with the jobs, where it would never end."""
     random = Random(seed)
     policy = kind.make(seed)
-    jobs = [_job(row, world, kind, Random(random.random())) for row in workload]
-    nodes = {f"node-{index:03}": world.gpus_per_node for index in range(world.nodes)}
+    nodes, speeds = world.gpus_by_node(), world.speeds()
+    jobs = [_job(row, world, kind, Random(random.random()), speeds) for row in workload]
+    failures = Failures(nodes, world.failures_h * 3600, world.repair_s, seed)
     log = Log()
     now_s = 0
     for _ in range(MAX_ROUNDS):
@@ -110,29 +162,45 @@ def run(
         if not running:
             return log
         contended = _contended(running) if world.interference else frozenset()
+        failed = failures.before(now_s + world.interval_s)
+        log.failures += failed
         for job in running:
             slowdown = world.interference if _touches(job.allocation, contended) else 0.0
-            job.advance(now_s, world.interval_s, slowdown)
+            lost_s = _lost_s(job.allocation, failed)
+            if lost_s is None:
+                job.advance(now_s, world.interval_s, slowdown)
+            else:
+                job.fail(now_s, world.interval_s, lost_s, slowdown)
             if job.finished_s is not None:
                 log.jobs.append(_row(job))
         now_s += world.interval_s
         active = [j for j in running if j.finished_s is None and j.row.submitted_s <= now_s]
         progress(len(log.jobs))
-        if active:
-            _round(policy, kind, nodes, active, now_s, world, log)
+        there = failures.up(nodes, now_s)
+        if active and there:
+            _round(policy, kind, there, active, now_s, world, log)
         log.rounds += [_round_row(job, now_s) for job in active if job.allocation]
     names = ", ".join(job.row.name for job in jobs if job.finished_s is None)
     raise InputError(f"after {MAX_ROUNDS} rounds these have not finished: {names[:300]}")
 
 
-def _job(row: WorkloadJob, world: World, kind: PolicyKind, random: Random) -> SimulatedJob:
+def _job(
+    row: WorkloadJob,
+    world: World,
+    kind: PolicyKind,
+    random: Random,
+    speeds: Mapping[str, float],
+) -> SimulatedJob:
     fixed = row.model.fixed_batch if kind.fixes_models else 0
     return SimulatedJob(
         row,
-        Agent(row.model.limits, always_fits=kind.fixes_models),
+        Agent(row.model.limits, as_pollux=kind.fixes_models),
         restart_s=world.restart_by_model.get(row.model.name, world.restart_s),
         tuned_batch=fixed or (0 if kind.tunes_batches else row.batch),
         noise=world.noise,
+        declares=world.declare_epochs,
+        commit_s=world.commit_s,
+        speeds=speeds,
         random=random,
     )
 
@@ -151,9 +219,9 @@ def _round(
     for job in active:
         most = _max_replicas(job, world, kind)
         standing.append(job.standing(fixed_replicas=kind.fixes_replicas, max_replicas=most))
-        oracle = job.oracle(most, world.gpus_per_node) if kind.needs_oracle else None
+        oracle = job.oracle(most, world.whole_node) if kind.needs_oracle else None
         hints[job.row.name] = job.hints(oracle)
-    snapshot = Snapshot(nodes, tuple(standing))
+    snapshot = Snapshot(nodes, tuple(standing), speeds=world.speeds())
     allocations = _timed(policy, snapshot, hints, now_s, log)
     check(snapshot, allocations)
     for job in active:
@@ -192,10 +260,22 @@ def _touches(allocation: Allocation, contended: frozenset[str]) -> bool:
     return len(allocation) > 1 and any(node_id in contended for node_id, _ in allocation)
 
 
+def _lost_s(allocation: Allocation, failed: Sequence[Failure]) -> int | None:
+    """Return when the first of a job's nodes fails, if any does."""
+    at = {one.node_id: one.at_s for one in failed}
+    return min((at[node_id] for node_id, _ in allocation if node_id in at), default=None)
+
+
 def _round_row(job: SimulatedJob, now_s: int) -> RoundRow:
     batch = job.batch
     return RoundRow(
-        now_s, job.row.name, job.allocation, batch.local, batch.accumulated, job.progress
+        now_s,
+        job.row.name,
+        job.allocation,
+        batch.local,
+        batch.accumulated,
+        job.progress,
+        job.efficiency,
     )
 
 

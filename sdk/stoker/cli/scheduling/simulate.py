@@ -13,8 +13,8 @@ from stoker.cli.options import json_option
 _REPEATED = ("--workload", "--policy")
 _OF_TRACES = ("cluster", "trace", "seed", "jitter")
 _OF_TRAINING = (
-    "profiles", "workload", "nodes", "gpus_per_node", "interval", "restart_s", "restart_of",
-    "interference", "noise", "seeds",
+    "profiles", "workload", "nodes", "gpus_per_node", "gpu_type", "interval", "restart_s", "restart_of",
+    "interference", "noise", "declare_epochs", "failures", "repair_s", "commit_s", "seeds",
 )  # fmt: skip
 
 
@@ -64,6 +64,13 @@ class _Command(click.Command):
 )
 @click.option("--nodes", type=click.IntRange(1), help="How many, for training jobs.  [default: 16]")
 @click.option("--gpus-per-node", type=click.IntRange(1), help="Of each node.  [default: 4]")
+@click.option(
+    "--gpu-type",
+    multiple=True,
+    metavar="NAME:NODESxGPUS:SPEED",
+    help="Nodes whose GPUs compute SPEED times as fast as the profiles say, as a100:8x4:1.0; they are there "
+    "instead of --nodes.",
+)
 @click.option("--interval", type=click.IntRange(1), help="Seconds of a round.  [default: 60]")
 @click.option(
     "--restart-s",
@@ -82,6 +89,27 @@ class _Command(click.Command):
     "--noise",
     type=click.FloatRange(0, 1),
     help="Relative error of the times that training jobs measure.  [default: 0]",
+)
+@click.option(
+    "--declare-epochs",
+    is_flag=True,
+    help="Training jobs say how many epochs they have, and so what is left.",
+)
+@click.option(
+    "--failures",
+    type=click.FloatRange(0),
+    metavar="HOURS",
+    help="Mean time between failures of a node, for training jobs.  [default: 0, none fails]",
+)
+@click.option(
+    "--repair-s",
+    type=click.FloatRange(1),
+    help="Seconds until a node that failed is back.  [default: 600]",
+)
+@click.option(
+    "--commit-s",
+    type=click.FloatRange(0),
+    help="Seconds between two commits of a training job, to which a failure takes it back.  [default: 600]",
 )
 @click.option(
     "--seeds",
@@ -118,14 +146,14 @@ def simulate(policies: tuple[str, ...], out: str | None, as_json: bool, **option
                 "a trace of jobs has --cluster and --trace, elastic training --profiles and --workload"
             )
     for name in others:
-        if options[name] not in (None, ()):
+        if options[name] not in (None, (), False):
             raise click.UsageError(f"--{name.replace('_', '-')} does not go with --{wanted[0]}")
     module = "stoker_scheduler.simulation.elastic" if training else "stoker_scheduler.simulation"
     program = [sys.executable, "-m", module]
     for name in ours:
         given = options[name]
         for value in given if isinstance(given, tuple) else (given,):
-            program += [f"--{name.replace('_', '-')}={value}"] if value is not None else []
+            program += _option(name, value)
     program += [f"--policy={name}" for name in policies]
     program += [f"--out={out}"] if out is not None else []
     program += ["--json"] if as_json else []
@@ -135,3 +163,10 @@ def simulate(policies: tuple[str, ...], out: str | None, as_json: bool, **option
             os.environ.setdefault(variable, "1")
     sys.stdout.flush()
     os.execv(sys.executable, program)
+
+
+def _option(name: str, value: Any) -> list[str]:
+    """Return an option as a program takes it: a flag without value, nothing for what was not given."""
+    if value is None or value is False:
+        return []
+    return [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")]

@@ -66,6 +66,13 @@ def test_several_workloads_follow_one_option_or_several(started: list[list[str]]
 
 
 @pytest.mark.usefixtures("files")
+def test_a_flag_goes_on_without_a_value(started: list[list[str]]) -> None:
+    arguments = ["--profiles", "profiles", "--workload", "a.csv", "--declare-epochs"]
+    assert CliRunner().invoke(simulate, arguments).exit_code == 0
+    assert "--declare-epochs" in started[0]
+
+
+@pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -80,6 +87,10 @@ def test_several_workloads_follow_one_option_or_several(started: list[list[str]]
         (
             ["--cluster", "cluster.toml", "--trace", "trace.csv", "--gpus-per-node", "4"],
             "--gpus-per-node does not go with --cluster",
+        ),
+        (
+            ["--cluster", "cluster.toml", "--trace", "trace.csv", "--declare-epochs"],
+            "--declare-epochs does not go with --cluster",
         ),
     ],
 )

@@ -149,12 +149,29 @@ def test_what_scales_gets_more_and_the_young_goes_first() -> None:
 def test_of_two_jobs_one_outlasts_the_other(seed: int) -> None:
     random = Random(seed)
     jobs = jobs_of(random, 8)
-    found = outlasts(jobs, Constants())
+    unsaid = np.full(8, np.inf)
+    found = outlasts(jobs, Constants(), unsaid)
     assert found.diagonal().tolist() == [0.0] * 8
     off = ~np.eye(8, dtype=bool)
     assert (found + found.T)[off] == pytest.approx(1.0)
     large = [replace(job, service_gpu_s=1e7) for job in jobs[:2]]
-    assert outlasts(large, Constants())[0, 1] == pytest.approx(1.0, abs=1e-3)
+    assert outlasts(large, Constants(), unsaid[:2])[0, 1] == pytest.approx(1.0, abs=1e-3)
+    said = np.array([100.0, 200.0, *unsaid[2:]])
+    of_known = outlasts(jobs, Constants(), said)
+    assert of_known[0, 1] == pytest.approx(16 / 17)
+    of_known[:2, :2] = found[:2, :2]
+    assert (of_known == found).all(), "it says nothing of the others"
+
+
+def test_of_declared_jobs_the_one_with_less_left_goes_first() -> None:
+    nodes = {f"node-{index}": 4 for index in range(4)}
+    one = Hints(LIMITS, SCALES, NOISY, 16, progress=1e6)
+    known = {"short": replace(one, done=0.9), "long": replace(one, done=0.2)}
+    assert known["long"].left == pytest.approx(4e6)
+    assert one.left is None and replace(one, done=0.0).left is None
+    jobs = (ElasticJob("long", 0.0), ElasticJob("short", 0.0, service_gpu_s=20 * 3600.0))
+    answer = GoodputPolicy().allocate(Snapshot(nodes, jobs), known, 600.0)
+    assert replicas_of(answer["short"]) > replicas_of(answer.get("long", ()))
 
 
 def test_a_job_without_measurements_starts_small_and_one_grows_step_by_step() -> None:

@@ -71,7 +71,7 @@ def test_where_others_leave_parts_of_nodes_a_job_gets_the_next_smaller_count() -
     nodes = {"node-0": 3, "node-1": 3, "node-2": 4}
     answer = pack(nodes, jobs, {"a": 4, "b": 4, "c": 2}, 4)
     assert sorted(map(replicas_of, answer.values())) == [2, 2, 4]
-    check(Snapshot(nodes, tuple(jobs.values()), 4), answer)
+    check(Snapshot(nodes, tuple(jobs.values()), size=4), answer)
     at_least = {name: ElasticJob(name, 0.0, min_replicas=4) for name in ("a", "b")}
     assert pack(nodes, at_least, {"a": 4, "b": 4}, 4) == {"b": (("node-2", 4),)}
 
@@ -87,7 +87,7 @@ def test_uneven_nodes_are_never_given_away_twice(seed: int) -> None:
         counts = {f"job_{i}": random.choice(choices) for i in range(random.randint(1, 8))}
         jobs = {name: ElasticJob(name, 0.0) for name in counts}
         answer = pack(nodes, jobs, counts, size)
-        check(Snapshot(nodes, tuple(jobs.values()), size), answer)
+        check(Snapshot(nodes, tuple(jobs.values()), size=size), answer)
         assert answer, "whatever is a count fits on the empty nodes"
         again = {name: ElasticJob(name, 0.0, answer.get(name, ())) for name in counts}
         kept = {name: replicas_of(one) for name, one in answer.items()}

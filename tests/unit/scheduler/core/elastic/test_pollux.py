@@ -92,8 +92,22 @@ def test_fronts_are_those_of_the_definition(seed: int) -> None:
         left -= front
         number += 1
     assert pollux._fronts(scores).tolist() == expected
-    kept = pollux._survivors(scores)
-    assert scores[:, 0].argmax() in kept and scores[:, 1].argmax() in kept
+
+
+def test_crowding_is_the_sum_of_the_gaps_between_neighbours() -> None:
+    scores = np.array([(0.0, 10.0), (1.0, 6.0), (4.0, 5.0), (0.0, 3.0), (5.0, 0.0), (0.5, 1.0)])
+    fronts = pollux._fronts(scores)
+    assert fronts.tolist() == [0, 0, 0, 1, 0, 1]
+    found = pollux._crowding(scores, fronts)
+    assert np.isinf(found[[0, 3, 4, 5]]).all(), "the ends of a front"
+    assert found[[1, 2]].tolist() == [4 / 5 + 5 / 10, 4 / 5 + 6 / 10]
+
+
+def test_solutions_that_are_known_are_not_new() -> None:
+    solutions = np.array([[[1, 0]], [[0, 1]], [[1, 0]]], dtype=np.int16)
+    known: dict[bytes, None] = {}
+    assert pollux._distinct(solutions, known) == [0, 1]
+    assert pollux._distinct(solutions, known) == []
 
 
 def test_no_jobs_are_no_error() -> None:

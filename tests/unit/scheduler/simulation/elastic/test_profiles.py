@@ -61,7 +61,9 @@ def test_every_figure_can_be_computed_from_the_log(folder: Path, tmp_path: Path)
     (result,) = json.loads((out / "figures.json").read_text())["results"]
     assert sum(times) / len(times) == pytest.approx(result["mean_jct_s"])
     with (out / "workload.stoker.rounds.csv").open(newline="") as file:
-        gpu_s = sum(60 * int(row["replicas"]) for row in csv.DictReader(file))
+        rounds = list(csv.DictReader(file))
+    gpu_s = sum(60 * int(row["replicas"]) for row in rounds)
+    assert all(0 < float(row["efficiency"]) <= 1 for row in rounds)
     assert gpu_s / 3600 == pytest.approx(result["gpu_hours"])
     assert sum(float(job["gpu_s"]) for job in jobs) == gpu_s
 
@@ -143,6 +145,12 @@ def test_epochs_of_different_number_are_refused(folder: Path) -> None:
 def test_options_that_name_nothing(folder: Path) -> None:
     assert "did you mean 'stoker'" in simulate(folder, "--policy", "stokr").stderr
     assert "there is no model 'bert'" in simulate(folder, "--restart-of", "bert=3").stderr
+    assert (
+        "there are two of the name 'a'"
+        in simulate(folder, "--gpu-type", "a:2x4:1", "--gpu-type", "a:2x4:2").stderr
+    )
+    for wrong in ("a100", "a:0x4:1", "a:4x4:0", "a:4x65:1", "a:4x4:-1"):
+        assert f"--gpu-type: {wrong!r} must be" in simulate(folder, "--gpu-type", wrong).stderr
     assert "must be MODEL=SECONDS" in simulate(folder, "--restart-of", "small=x").stderr
 
 

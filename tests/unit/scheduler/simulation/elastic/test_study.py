@@ -7,18 +7,23 @@ import os
 import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from stoker_scheduler.core.elastic import pollux
+from stoker_scheduler.core.elastic.goodput_policy import GoodputPolicy
 from stoker_scheduler.core.elastic.jobs import Allocation, Hints, Snapshot, replicas_of
 from stoker_scheduler.simulation.elastic.figures import figures
 from stoker_scheduler.simulation.elastic.policies import KINDS, PolicyKind
 from stoker_scheduler.simulation.elastic.profiles import Model, read_profiles
-from stoker_scheduler.simulation.elastic.study import Log, World, run
+from stoker_scheduler.simulation.elastic.study import Log, NodeType, World, run
 from stoker_scheduler.simulation.elastic.synthetic import write
 from stoker_scheduler.simulation.elastic.workloads import WorkloadJob, read_workload
 from stoker_scheduler.simulation.inputs import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 DATA = Path(os.environ.get("POLLUX_DATA", ""))
 needs_data = pytest.mark.skipif(
@@ -192,6 +197,31 @@ def test_interference_slows_those_that_share_a_node_across_nodes(
     assert slow > calm * 1.6
 
 
+def test_gpus_of_half_the_speed_compute_half_as_fast(models: dict[str, Model]) -> None:
+    job = WorkloadJob("a", 0, models["small"], 1, 64)
+
+    def took_s(*types: NodeType) -> float:
+        world = World(types=types, restart_s=0.0)
+        (row,) = run(world, [job], KINDS["fifo"]).jobs
+        return row.finished_s - row.started_s
+
+    whole, half = NodeType("whole", 1, 4, 1.0), NodeType("half", 1, 4, 0.5)
+    plain = run(World(nodes=1, restart_s=0.0), [job], KINDS["fifo"]).jobs[0]
+    assert took_s(whole) == plain.finished_s - plain.started_s
+    assert took_s(half) == pytest.approx(2 * took_s(whole), rel=0.05)
+
+
+@pytest.mark.parametrize("policy", list(KINDS))
+def test_all_jobs_end_on_mixed_gpus(policy: str, workload: list[WorkloadJob]) -> None:
+    world = World(types=(NodeType("a100", 2, 4, 1.0), NodeType("t4", 2, 4, 0.4)))
+    log = run(world, workload, KINDS[policy])
+    assert len(log.jobs) == len(workload)
+    assert {node_id for row in log.rounds for node_id, _ in row.allocation} == {
+        "a100-000", "a100-001", "t4-000", "t4-001",
+    }  # fmt: skip
+    figures(log, world, workload)
+
+
 def test_a_study_that_never_ends_names_its_jobs(
     models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +237,27 @@ def test_ours_is_ahead_of_the_others_on_made_up_profiles(workload: list[Workload
         for name, kind in KINDS.items()
     }
     assert min(means, key=means.__getitem__) == "stoker", means
+
+
+def test_jobs_that_declare_their_epochs_say_what_is_done(workload: list[WorkloadJob]) -> None:
+    told: dict[str, list[float | None]] = {}
+
+    class Listens(GoodputPolicy):
+        def allocate(
+            self, snapshot: Snapshot, hints: Mapping[str, Hints], now_s: float
+        ) -> dict[str, Allocation]:
+            for name, one in hints.items():
+                told.setdefault(name, []).append(one.done)
+            return super().allocate(snapshot, hints, now_s)
+
+    kind = PolicyKind(lambda seed: Listens())
+    run(replace(SMALL, declare_epochs=True), workload, kind)
+    for parts in told.values():
+        assert parts[0] == 0 and parts == sorted(parts)  # type: ignore[type-var]
+        assert all(part is not None and part < 1 for part in parts)
+    told.clear()
+    run(SMALL, workload[:3], kind)
+    assert {part for parts in told.values() for part in parts} == {None}
 
 
 def test_gpus_of_a_round_are_those_of_its_jobs(workload: list[WorkloadJob]) -> None:
