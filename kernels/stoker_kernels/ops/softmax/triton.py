@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from stoker_kernels.primitives.exponential import exp
-from stoker_kernels.primitives.tiling import ROW_TILE, VALUES_PER_THREAD, cdiv, power_of_2, row_tile
+from stoker_kernels.primitives.tiling import VALUES_PER_THREAD, cdiv, power_of_2, row_tile
 from stoker_kernels.runtime.backend import dense_last_dim
 from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
@@ -221,7 +221,7 @@ def candidates(keys: int) -> list[Config]:
     return [
         {**base, "num_warps": warps}
         for base in bases
-        for warps in (2, 4, 8, 16)
+        for warps in (1, 2, 4, 8, 16)
         if base["BLOCK_M"] * base["BLOCK_N"] // (32 * warps) <= VALUES_PER_THREAD
     ]
 
@@ -232,8 +232,9 @@ def config_for(kernel: str, device: Device, keys: int, queries: int, dtype: torc
         base = one_pass(keys) if keys <= 64 else {**by_blocks(32), "BLOCK_M": 8}
     else:
         base = one_pass(keys) if keys <= ONE_PASS else by_blocks(BLOCK_OF_LONG_ROWS)
-        if kernel == "softmax_fwd" and base["BLOCK_N"] == ROW_TILE and dtype.itemsize == 2:
-            base["num_warps"] = 2  # each of which waits for the other twice, and for no more
+        if kernel == "softmax_fwd" and 1024 <= base["BLOCK_N"] <= ONE_PASS and dtype.itemsize == 2:
+            # A row to a program and 32 values to a thread: warps wait for each other twice, so few of them.
+            base |= {"BLOCK_M": 1, "num_warps": min(4, base["BLOCK_N"] // 1024)}
     config = choose(kernel, base, lambda: candidates(keys), keys=keys, dtype=dtype)
     return {**config, "BLOCK_M": min(config["BLOCK_M"], power_of_2(queries))}
 
