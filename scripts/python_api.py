@@ -23,6 +23,7 @@ MODULES = (
     "stoker.jobs",
     "stoker.kv",
     "stoker.train",
+    "stoker.train.elastic",
     "stoker.util",
     "stoker.util.metrics",
     "stoker.util.graph",

@@ -46,6 +46,8 @@ SPREAD = "chaos"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Before numpy is there: of several processes on few cores its threads would mostly wait for each other.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Settings of the developer's own shell must not decide a test.
     for name in [name for name in os.environ if name.startswith("STOKER_")]:
         if not name.startswith("STOKER_TEST_"):

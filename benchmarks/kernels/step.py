@@ -27,6 +27,8 @@ from stoker_kernels.models import (
     llama3_8b,
 )
 
+PROFILED_STEPS = 3
+
 MODELS: dict[str, Callable[..., TransformerConfig]] = {
     "mini": partial(gpt2_small, layers=2, heads=2, dim=64, vocab_size=257),
     "gpt2": gpt2_small,
@@ -41,6 +43,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--batch", type=int, default=16, help="sequences (16)")
     made.add_argument("--seq-len", type=int, default=1024, help="tokens of each (1024)")
     made.add_argument("--device", choices=("cuda", "cpu"), default=device_name())
+    made.add_argument(
+        "--profile", type=int, default=0, metavar="N",
+        help="also list, for each provider, the N kernels that take most of a step",
+    )  # fmt: skip
     return made
 
 
@@ -90,6 +96,33 @@ def _captured(options: argparse.Namespace) -> Callable[[], Any]:
     return partial(CapturedStep(model, model.optimizer(lr=1e-4), inputs), *inputs)
 
 
+def profiled(provider: str, step: Callable[[], Any], options: argparse.Namespace) -> Table:
+    """Return what of one step's device time each kernel takes, by ``torch.profiler``."""
+    cuda = options.device == "cuda"
+    kinds = [torch.profiler.ProfilerActivity.CUDA if cuda else torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds) as profile:
+        for _ in range(PROFILED_STEPS):
+            step()
+        if cuda:
+            torch.cuda.synchronize()
+    found = [
+        (event.self_device_time_total if cuda else event.self_cpu_time_total, event)
+        for event in profile.key_averages()
+    ]
+    total_ms = sum(us for us, _ in found) / PROFILED_STEPS / 1e3
+    title = f"{provider}: {total_ms:.2f} ms in kernels"
+    table = Table("kernel", title=title, title_justify="left")
+    for heading in ("ms", "launches"):
+        table.add_column(heading, justify="right")
+    for us, event in sorted(found, key=lambda pair: -pair[0])[: options.profile]:
+        table.add_row(
+            event.key[:100],
+            f"{us / PROFILED_STEPS / 1e3:.3f}",
+            f"{event.count / PROFILED_STEPS:.4g}",
+        )
+    return table
+
+
 def flops_per_step(config: TransformerConfig, batch: int, seq_len: int) -> float:
     """6 N per token (Kaplan et al. 2020), plus the causal attention products, 3.5 times the forward's."""
     attention = 3.5 * 2 * batch * seq_len**2 * config.dim * config.layers
@@ -104,7 +137,11 @@ def main(argv: list[str] | None = None) -> int:
     flops = flops_per_step(config, options.batch, options.seq_len)
     timings: dict[str, Timing] = {}
     for provider, build in steps(options).items():
-        timings[provider] = timed(build(), options.device, lambda: None)
+        step = build()
+        timings[provider] = timed(step, options.device, lambda: None)
+        if options.profile:
+            Console(width=140).print(profiled(provider, step, options))
+        del step
         torch._dynamo.reset()
         if options.device == "cuda":
             torch.cuda.empty_cache()

@@ -36,6 +36,7 @@ from stoker_gcs.registry.jobs.arrays import JobArrays
 from stoker_gcs.registry.jobs.attempts import JobWork
 from stoker_gcs.registry.jobs.driver_processes import DriverProcesses
 from stoker_gcs.registry.jobs.driver_tokens import DriverTokens
+from stoker_gcs.registry.jobs.elastic import ElasticRegistry
 from stoker_gcs.registry.jobs.placement import DriverPlacement
 from stoker_gcs.registry.jobs.registry import JobRegistry
 from stoker_gcs.registry.jobs.sessions import DriverSessions
@@ -83,6 +84,7 @@ class GcsApp:
     tokens: Tokens
     access: Access
     jobs: JobRegistry
+    elastic: ElasticRegistry
     sessions: DriverSessions
     probes: NodeProbes
     drains: Drains
@@ -204,6 +206,7 @@ def build_app(
         jobs=jobs,
         probes=NodeProbes(nodes, settings),
         drains=Drains(state, peers, nodes=nodes, actors=actors, groups=groups),
+        elastic=ElasticRegistry(state),
         sessions=DriverSessions(
             state, jobs, DriverProcesses(peers), DriverTokens(tokens), settings, replica_id
         ),

@@ -18,6 +18,7 @@ from stoker_scheduler.core.dry_run.plan import MAX_EXPLAINED, Outcome, plan
 from stoker_scheduler.core.dry_run.remedies import MAX_SIZE
 from stoker_scheduler.core.model.queues import DEFAULT_QUEUE
 from stoker_scheduler.core.queueing.standing import standing
+from stoker_scheduler.elastic.plans import elastic_plan_of, plan_round
 from stoker_scheduler.jobs import JobFacts
 from stoker_scheduler.wire_types import (
     bundles_event,
@@ -55,6 +56,7 @@ from stoker_wire.messages.control import (
     Page,
     QueueEntry,
 )
+from stoker_wire.messages.elastic import ElasticPlan
 from stoker_wire.messages.groups import PlanReply, PlanRequest, RequestBundles
 from stoker_wire.messages.queues import QueueExplanation, QueueUsage
 
@@ -226,6 +228,15 @@ class Api:
         # A caller that goes away does not end it.
         tried.add_done_callback(lambda _: self._one_fork.release())
         return await asyncio.shield(tried)
+
+    async def plan_round(self, req: Request) -> ElasticPlan:
+        """Return what a round of elastic jobs would decide now, and what their replicas are worth."""
+        engine = self._engine()
+        if not engine.elastic.jobs:
+            return ElasticPlan(at_s=engine.now())
+        if size_of(engine.state) > MAX_PLANNED_SIZE:
+            raise UnavailableError("the cluster is too large to plan a round\nask for less often")
+        return elastic_plan_of(await plan_round(engine))
 
     async def plan_demands(self, req: Request) -> PlanReply:
         """Return what would become of demands, and on which nodes, without side effects."""
@@ -439,6 +450,16 @@ ROUTES = (
         roles=GCS | ADMINS,
         summary="Explain placement of a placement group's bundles",
         idempotency=False,
+        before_ready=True,
+    ),
+    Route(
+        "GET",
+        "/v1/elastic-plan",
+        Api.plan_round,
+        cost="expensive",
+        reply=ElasticPlan,
+        roles=GCS | ADMINS,
+        summary="Plan a round of elastic jobs, and say what their replicas are worth",
         before_ready=True,
     ),
     Route(

@@ -24,6 +24,7 @@ from stoker_scheduler.core.model.extenders import ExtenderAnswer
 from stoker_scheduler.core.model.gangs import Gang
 from stoker_scheduler.core.placement.feasibility import could_ever_fit
 from stoker_scheduler.core.state import SchedulingPolicy, State
+from stoker_scheduler.elastic.directory import ElasticDirectory
 from stoker_scheduler.jobs import JobDirectory, JobFacts
 from stoker_scheduler.leadership import not_leader
 from stoker_scheduler.nodelet_clients import NodeletClients, StartFailedError
@@ -142,6 +143,7 @@ class Engine:
         self.requests: dict[str, LeaseRequest | RequestBundles] = {}
         """Those that are not answered yet, by id."""
         self.jobs = jobs
+        self.elastic = ElasticDirectory()
         self._nodelets = nodelets
         self._background = background
         self._extenders = extenders

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from stoker_scheduler.core.leases.lease import LeaseState
     from stoker_scheduler.core.model.node_filters import NodeFilter
     from stoker_scheduler.core.state import State
+    from stoker_scheduler.elastic.directory import ElasticDirectory
     from stoker_scheduler.nodelet_clients import NodeletClients
     from stoker_wire.http.client.client import Client
     from stoker_wire.process.background import Background
@@ -71,6 +72,7 @@ class EventSink(Protocol):
 
     adopting: bool
     jobs: JobDirectory
+    elastic: ElasticDirectory
     state: State
 
     def now(self) -> float:
@@ -147,6 +149,7 @@ class GcsFeed:
     async def _list_jobs(self) -> int:
         jobs, seq = await self._list_all("/v1/jobs", Page[Job], state=LIVING_JOBS)
         for job in jobs:
+            self._engine.elastic.put_job(job)
             if self._engine.jobs.put(job):
                 self._engine.end_attempt(job.job_id)
         for job_id in self._engine.jobs.ids() - {job.job_id for job in jobs}:
@@ -159,6 +162,7 @@ class GcsFeed:
             "/v1/placement-groups", Page[PlacementGroup], state=LIVING_GROUPS
         )
         for group in groups:
+            self._engine.elastic.put_group(group)
             self._add_group(group)
         for group_id in self._groups - {group.group_id for group in groups}:
             self._remove_group(group_id)
@@ -209,10 +213,13 @@ class GcsFeed:
             else:
                 self._update(node, registered=event.kind == EventKind.NODE_REGISTERED)
         elif (group := payload_as(event, PlacementGroup)) is not None:
+            engine.elastic.put_group(group)
             if group.state is GroupState.REMOVED:
                 self._remove_group(group.group_id)
             elif event.kind == EventKind.GROUP_CREATED:
                 self._add_group(group)
+            elif event.kind == EventKind.GROUP_SHRUNK:
+                self._shrink_group(group)
         elif (queue := payload_as(event, Queue)) is not None:
             self._queues[queue.name] = queue
             if event.kind == EventKind.QUEUE_REMOVED:
@@ -221,6 +228,7 @@ class GcsFeed:
         elif event.kind in (EventKind.JOB_FINISHED, EventKind.JOB_DELETED):
             self._end_job(event.subject)
         elif (job := payload_as(event, Job)) is not None:
+            engine.elastic.put_job(job)
             if engine.jobs.put(job):
                 engine.end_attempt(job.job_id)
             if event.kind == EventKind.JOB_SUBMITTED:
@@ -253,9 +261,17 @@ class GcsFeed:
                 at_s=self._engine.now(), group_id=group.group_id, job_id=group.job_id, gang=gang
             )
         )
+        if group.released:
+            self._shrink_group(group)
+
+    def _shrink_group(self, group: PlacementGroup) -> None:
+        self._engine.apply(
+            ev.GroupShrunk(at_s=self._engine.now(), group_id=group.group_id, bundles=group.released)
+        )
 
     def _remove_group(self, group_id: str) -> None:
         self._groups.discard(group_id)
+        self._engine.elastic.drop_group(group_id)
         self._engine.apply(ev.GroupRemoved(at_s=self._engine.now(), group_id=group_id))
 
     def _update(self, node: Node, *, registered: bool) -> None:
@@ -318,6 +334,7 @@ class GcsFeed:
 
     def _end_job(self, job_id: str) -> None:
         self._engine.jobs.drop(job_id)
+        self._engine.elastic.drop_job(job_id)
         self._engine.apply(ev.JobFinished(at_s=self._engine.now(), job_id=job_id))
 
     async def _adopt_leases(self, node_id: str) -> None:

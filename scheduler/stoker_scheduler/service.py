@@ -17,6 +17,7 @@ from stoker_scheduler.core.leases.lease import Phase
 from stoker_scheduler.core.model.resources import CPU, GPU, MEMORY
 from stoker_scheduler.core.placement.scoring import ScorePolicy
 from stoker_scheduler.core.state import SchedulingPolicy, State
+from stoker_scheduler.elastic.controller import ElasticController
 from stoker_scheduler.engine import Engine, LeaseCounts
 from stoker_scheduler.extenders.client import Extenders
 from stoker_scheduler.extenders.config import read_extenders
@@ -55,6 +56,7 @@ class SchedulerService:
         self._background = Background("scheduler.life")
         self._extenders = read_extenders(settings.extenders) if settings.extenders else ()
         self._engine: Engine | None = None
+        self._elastic: ElasticController | None = None
         self._counts = LeaseCounts()
         self._leadership: Leadership | None = None
         self._leads = asyncio.Event()
@@ -133,6 +135,14 @@ class SchedulerService:
             await engine.close()
             raise
         background.spawn(feed.follow(seq), name="follow the gcs")
+        controller = ElasticController(
+            self._gcs,
+            engine=engine,
+            interval_s=self._settings.elastic_interval_s,
+            least_s=self._settings.elastic_min_interval_s,
+        )
+        self._elastic = controller
+        background.spawn(controller.run(), name="elastic jobs")
         self._service.ready()
         self._leads.set()
 

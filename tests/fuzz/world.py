@@ -75,6 +75,7 @@ class World:
             ("POST", "/v1/queues", {"name": "fuzz"}),
             ("POST", "/v1/schedules", {"name": "fuzz", "cron": "0 0 1 1 *", "job": job}),
             ("POST", "/v1/jobs", {**job, "job_id": "job_fuzz"}),
+            ("PUT", "/v1/jobs/job_fuzz/scaling", {"base_batch": 8, "max_local_batch": 8}),
             ("PUT", f"/v1/kv/{NAMESPACE}/key", b"12"),
             ("PUT", f"/v1/functions/{BLOB_HASH}", BLOB),
             ("PUT", f"/v1/packages/{BLOB_HASH}", BLOB),

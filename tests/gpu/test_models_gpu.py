@@ -96,8 +96,13 @@ def test_what_cannot_be_captured() -> None:
         loss = model(*inputs)[1]
         return loss * (2.0 if loss.item() > 0 else 1.0)
 
+    stream = torch.cuda.current_stream()
     with pytest.raises(RuntimeError, match="the step cannot be captured"):
         CapturedStep(model, model.optimizer(), data, loss=waits)
+    assert torch.cuda.current_stream() == stream
+    drawn = [torch.randn(4, device="cuda").tolist() for _ in range(2)]
+    assert drawn[0] != drawn[1]
+    CapturedStep(model, model.optimizer(), data)(*data)
 
 
 def test_the_model_of_gpt2_small_runs_in_bf16() -> None:

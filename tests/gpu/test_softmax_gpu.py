@@ -25,8 +25,12 @@ def gpu(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize(
-    "shape", [(2, 3, 5, 33), (2, 4, 300, 1000), (1, 2, 40, 8192), (1, 1, 9, 50001)]
-)
+    "shape",
+    [
+        (2, 3, 5, 33), (2, 4, 300, 1000), (1, 2, 300, 2048), (1, 2, 40, 4096), (1, 2, 40, 8192),
+        (1, 1, 9, 50001),
+    ],
+)  # fmt: skip
 def test_matches_fp64(
     shape: tuple[int, ...], masked: bool, causal: bool, dtype: torch.dtype
 ) -> None:

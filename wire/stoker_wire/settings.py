@@ -172,6 +172,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(gt=0, description="time after which what a queue has used counts half against it"),
     ] = 3600.0
+    elastic_interval_s: Annotated[
+        float, Meta(gt=0, description="time between two rounds that share GPUs among elastic jobs")
+    ] = 60.0
+    elastic_min_interval_s: Annotated[
+        float,
+        Meta(ge=0, description="time between two such rounds when jobs or nodes come or go"),
+    ] = 5.0
     infeasible_grace_s: Annotated[
         float, Meta(ge=0, description="how long to wait for a fitting node before giving up")
     ] = 10.0

@@ -8,15 +8,13 @@ from stoker_gcs.api import (
     actors,
     control,
     events,
-    groups,
     jobs,
     nodes,
-    queues,
-    scheduler_proxy,
 )
 from stoker_gcs.api.history import past, tasks, training
 from stoker_gcs.api.processes import logs, profiles
 from stoker_gcs.api.ray_jobs import routes as ray_jobs
+from stoker_gcs.api.scheduling import elastic, groups, proxy, queues
 from stoker_gcs.api.storage import kv, objects, outputs
 
 if TYPE_CHECKING:
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
 ROUTES: tuple[Route | WebSocketRoute, ...] = (
     *nodes.ROUTES,
     *jobs.ROUTES,
+    *elastic.ROUTES,
     *actors.ROUTES,
     *groups.ROUTES,
     *queues.ROUTES,
@@ -35,7 +34,7 @@ ROUTES: tuple[Route | WebSocketRoute, ...] = (
     *control.ROUTES,
     *kv.ROUTES,
     *objects.ROUTES,
-    *scheduler_proxy.ROUTES,
+    *proxy.ROUTES,
     *logs.ROUTES,
     *profiles.ROUTES,
     *outputs.ROUTES,

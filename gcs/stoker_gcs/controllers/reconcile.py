@@ -20,11 +20,11 @@ from stoker_gcs.registry.leases import HELD
 from stoker_gcs.registry.task_history import OPEN
 from stoker_gcs.state import schema
 from stoker_wire.errors import NotFoundError, StokerError
+from stoker_wire.http.tolerant import convert_known
 from stoker_wire.messages.cluster import LeaseKind, NodeState, WorkerExit
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.groups import PlacementGroup
-from stoker_wire.messages.tolerant import convert_known
 from stoker_wire.messages.work import Actor, FinishJob, JobState
 from stoker_wire.process.background import Background
 

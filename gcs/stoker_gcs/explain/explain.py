@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker_gcs.explain.causes import WaitingGroups, cause_of, short_of
+from stoker_gcs.explain.elastic import clause_of as clause_of_elastic
 from stoker_gcs.explain.held_jobs import clause_of, hold_of
 from stoker_gcs.history.sentences import innermost
+from stoker_gcs.history.story import TOLD
 from stoker_gcs.registry.actors.rules import ACTORS, lease_job, waits
 from stoker_gcs.registry.groups.placement import request_for
 from stoker_gcs.registry.groups.rules import GROUPS, missing
@@ -25,6 +27,7 @@ from stoker_gcs.store.rows import event_of
 from stoker_wire.errors import NotFoundError, StokerError
 from stoker_wire.messages.cluster import Demand, LeaseKind
 from stoker_wire.messages.control import Event, Explanation, WaitPhase
+from stoker_wire.messages.elastic import ElasticPlan
 from stoker_wire.messages.events import EventKind, payload_as
 from stoker_wire.messages.work import ActorState, JobState, SlowTask, TaskState
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from stoker_gcs.registry.jobs.registry import JobRegistry
     from stoker_gcs.registry.task_history import TaskHistory
     from stoker_gcs.state.records import StateStore
+    from stoker_gcs.store.changes import Condition
     from stoker_wire.messages.control import Holder
     from stoker_wire.messages.groups import RequestBundles
     from stoker_wire.messages.work import Job
@@ -96,10 +100,18 @@ class Explainer:
             )
         summary = f"job {job_id} is {job.state}{_tries(job)}"
         summary += f": {job.message}" if job.message else ""
+        if job.elastic is not None and not job.state.terminal:
+            summary += f"; {clause_of_elastic(job, job.elastic, await self._elastic_plan())}"
         waiting = () if job.state.terminal else await self._waiting_groups.of_job(job_id)
         return Explanation(
             subject=job_id, state=job.state, summary=summary, events=events, waiting=waiting
         )
+
+    async def _elastic_plan(self) -> ElasticPlan | None:
+        try:
+            return await self._peers.call_scheduler("GET", "/v1/elastic-plan", reply=ElasticPlan)
+        except StokerError:
+            return None
 
     async def _find_job(self, job_id: str) -> Job | None:
         try:
@@ -237,7 +249,8 @@ class Explainer:
         return f", which task {producer.task_id} ({producer.name}) makes; that is {producer.state}"
 
     async def _events_of(self, subject: str) -> tuple[Event, ...]:
-        rows = await self._state.store.select(schema.EVENTS, {"subject": subject}, limit=MAX_EVENTS)
+        where: dict[str, Condition] = {"subject": subject, "kind": TOLD}
+        rows = await self._state.store.select(schema.EVENTS, where, limit=MAX_EVENTS)
         return tuple(msgspec.structs.replace(event_of(row), payload={}) for row in rows)
 
     async def _waiting(

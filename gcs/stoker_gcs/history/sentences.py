@@ -15,6 +15,7 @@ from stoker_wire.messages.work import Actor, Job, SlowRank, SlowTask, TaskRecord
 if TYPE_CHECKING:
     from stoker_wire.data.spans import Span
     from stoker_wire.messages.control import Event
+    from stoker_wire.messages.elastic import ElasticState
 
 _FRAMES = 3
 _Sentence = tuple[str, str]
@@ -107,6 +108,10 @@ def _job(kind: str, job: Job) -> _Sentence:
             return f"the driver of {name} started{where}{lease}{attempt}", ""
         case EventKind.JOB_CHANGED:
             return f"the driver of {name} attached", ""
+        case EventKind.JOB_HINTED:
+            return f"{name} said how fast it is", job.elastic.hints_problem if job.elastic else ""
+        case EventKind.JOB_SCALED:
+            return _scaling(name, job.elastic)
         case EventKind.JOB_RETRYING:
             last = job.attempts[-1] if job.attempts else None
             which = f"attempt {last.attempt}" if last else "an attempt"
@@ -120,6 +125,16 @@ def _job(kind: str, job: Job) -> _Sentence:
             code = "" if job.exit_code is None else f" with exit code {job.exit_code}"
             return f"{name} is {job.state}{code}", job.message
     return f"{name} was {_verb(kind)}", job.message
+
+
+def _scaling(name: str, state: ElasticState | None) -> _Sentence:
+    if state is None:
+        return f"{name} is rigid from now on", ""
+    has = f"generation {state.generation} with {len(state.replicas)} replicas"
+    if state.offer is not None:
+        count = len(state.offer.replicas)
+        return f"{name}, {has}, was offered {count}", state.offer.reason
+    return f"{name} has {has}", ""
 
 
 def _actor(kind: str, actor: Actor) -> _Sentence:
@@ -167,6 +182,9 @@ def _group(kind: str, group: PlacementGroup) -> _Sentence:
             return f"{name} was placed on {nodes}", ""
         case EventKind.GROUP_RESCHEDULING:
             return f"{name} is placed again", group.reason
+        case EventKind.GROUP_SHRUNK:
+            left = len(group.placements)
+            return f"{name} has {left} bundles left", group.reason
     return f"{name} was {_verb(kind)}", group.reason
 
 

@@ -47,6 +47,8 @@ AFTER_S = 60.0
 """What follows an end by no more is told with it: a node is declared dead after its work was lost."""
 MOST_EVENTS = 2000
 """The limit of events about the same things that one story has: the newest."""
+TOLD = tuple(kind.value for kind in EventKind if kind is not EventKind.JOB_HINTED)
+"""The kinds of events of which stories are made: hints come by the minute, and tell nothing."""
 MOST_THINGS = 200
 """The same of actors, groups, workers and attempts that it follows."""
 _NODE_TURNS = (
@@ -154,9 +156,7 @@ class Storyteller:
         until_s: float = math.inf,
     ) -> list[Event]:
         """Return the newest events that the log still has about these, of between two times, in order."""
-        where: dict[str, Condition] = {"subject": subjects}
-        if kinds:
-            where["kind"] = kinds
+        where: dict[str, Condition] = {"subject": subjects, "kind": kinds or TOLD}
         if until_s != math.inf:
             where["at_s"] = Expired(until_s)
         if not subjects:

@@ -18,6 +18,7 @@ import msgspec
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change, Delete, Operation, Update, Upsert
 from stoker_wire.errors import NotFoundError, StokerError
+from stoker_wire.http.tolerant import TolerantDecoder
 from stoker_wire.messages.cluster import (
     GrantedLease,
     Lease,
@@ -25,7 +26,6 @@ from stoker_wire.messages.cluster import (
     LeaseRequest,
     ReleaseLeases,
 )
-from stoker_wire.messages.tolerant import TolerantDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

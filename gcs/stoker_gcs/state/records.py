@@ -32,9 +32,9 @@ from stoker_gcs.store.rows import with_author
 from stoker_wire.errors import ConflictError, DatabaseError, NotFoundError
 from stoker_wire.http.paging import bad_cursor
 from stoker_wire.http.principals import AUTHOR
+from stoker_wire.http.tolerant import TolerantDecoder
 from stoker_wire.messages.control import COUNTED, Order, Page, Sort
 from stoker_wire.messages.events import EventKind, RemovedRecords
-from stoker_wire.messages.tolerant import TolerantDecoder
 
 if TYPE_CHECKING:
     from stoker_gcs.ephemeral.protocol import EphemeralStore

@@ -10,8 +10,8 @@ from stoker_gcs.state.schema import TASKS
 from stoker_gcs.store.task_merge import is_array
 from stoker_wire.data.spool import record_of
 from stoker_wire.errors import DatabaseError
+from stoker_wire.http.tolerant import convert_known
 from stoker_wire.messages.control import Author, Event
-from stoker_wire.messages.tolerant import convert_known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -162,16 +162,28 @@ class CapturedStep:
         if upload is not None:
             upload()
         graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream(self.device)
         try:
             # Relaxed: the optimizer pins memory for its table here, which a strict capture forbids.
             with torch.cuda.graph(graph, capture_error_mode="relaxed"):
                 self._loss = self._run(self._inputs)
         except RuntimeError as error:
+            torch.cuda.set_stream(stream)
+            _end_capture(self.device)
             raise RuntimeError(
                 f"CapturedStep: the step cannot be captured: {error}. A graph holds no operation that "
                 f"waits for the device (.item(), .cpu(), a condition on a value) or allocates by value"
             ) from error
         self.graph = graph
+
+
+def _end_capture(device: torch.device) -> None:
+    """Capture nothing. After a capture that failed torch's generator believes that it goes on, and refuses to
+
+    draw any number outside of it; the end of another capture ends that as well.
+    """
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.zeros((), device=device)
 
 
 def _is_tensor(value: Any) -> bool:

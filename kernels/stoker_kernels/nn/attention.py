@@ -50,10 +50,13 @@ class Attention(nn.Module):
         """Map x (B, S, C) -> (B, S, C); with ``packing`` B is 1 and S holds several sequences."""
         b, s, c = x.shape
         qkv = self.qkv(x).view(b, s, -1, self.head_dim)  # (B, S, H + 2 G, D)
-        qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], 2)
-        if self.rotary is not None:
+        # (B, S, H, D), twice (B, S, G, D); each split is a copy of the gradients, so one where one does.
+        if self.rotary is None:
+            q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 2)
+        else:
+            qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], 2)
             qk = self.rotary(qk, None if packing is None else packing.positions)
-        q, k = qk.split([self.heads, self.kv_heads], 2)  # (B, S, H, D), (B, S, G, D)
+            q, k = qk.split([self.heads, self.kv_heads], 2)
         if packing is not None and b != 1:
             raise ValueError(f"Attention: packed tokens must be one row (1, T), got {b} rows")
         attend = self._ours if self.ours else self._torch

@@ -59,6 +59,9 @@ def launch(
     if 0 in grid:
         return
     if on.is_cuda:
+        if on.device.index == torch.cuda.current_device():
+            kernel[grid](*args, **config)
+            return
         with torch.cuda.device(on.device):
             kernel[grid](*args, **config)
         return

@@ -119,6 +119,13 @@ class GroupAdded(_Timed, frozen=True, kw_only=True):
     gang: Gang
 
 
+class GroupShrunk(_Timed, frozen=True, kw_only=True):
+    """Bundles that a placement group has given up for good: released, and what is in them is killed."""
+
+    group_id: str
+    bundles: tuple[int, ...]
+
+
 class GroupRemoved(_Timed, frozen=True, kw_only=True):
     """The end of a placement group: its bundles are released, and what is in them is killed."""
 
@@ -277,6 +284,7 @@ Event = (
     | LeaseAdopted
     | QueuesChanged
     | GroupAdded
+    | GroupShrunk
     | GroupRemoved
     | LeaseRequested
     | LeaseRequestCancelled

@@ -19,6 +19,7 @@ from stoker_scheduler.core.commands import (
     Reply,
     WakeAt,
 )
+from stoker_scheduler.core.events import Kind
 from stoker_scheduler.core.leases.lease import LeaseState, Phase
 from stoker_scheduler.core.leases.lifecycle import (
     attach,
@@ -123,6 +124,8 @@ def _handle(state: State, event: ev.Event, outbox: Outbox) -> None:
             _queues_changed(state, event)
         case ev.GroupAdded():
             _group_added(state, event)
+        case ev.GroupShrunk():
+            _group_shrunk(state, event, outbox)
         case ev.GroupRemoved():
             _group_removed(state, event, outbox)
         case ev.RankSlow():
@@ -381,6 +384,19 @@ def _group_added(state: State, event: ev.GroupAdded) -> None:
         for request_id in state.request_index.of(event.group_id):
             state.unsettled[request_id] = None
         state.review_due = True
+
+
+def _group_shrunk(state: State, event: ev.GroupShrunk, outbox: Outbox) -> None:
+    group = state.groups.get(event.group_id)
+    if group is None:
+        return
+    group.released.update(dict.fromkeys(event.bundles))
+    text = f"placement group {event.group_id} has given the bundle up"
+    for lease_id in state.lease_index.of(event.group_id):
+        lease = state.leases[lease_id]
+        if lease.kind is Kind.BUNDLE and lease.bundle in group.released:
+            release(state, lease, outbox, kill=True, reason=text, notify=True)
+    state.review_due = True
 
 
 def _group_removed(state: State, event: ev.GroupRemoved, outbox: Outbox) -> None:

@@ -141,7 +141,8 @@ def placement_group(
     ``"labels.rack != 'r7'"``, and ``tolerations`` are of the taints of any. A
     ``name`` is unique in the ``namespace`` (default: the job's). The group
     ends with the actor or job that made it, unless ``lifetime="detached"``. When a node dies, its
-    ``bundles`` are placed again, or with ``reschedule="group"`` all, which ends what runs in the others. A
+    ``bundles`` are placed again, or with ``reschedule="group"`` all, which ends what runs in the others; with
+    ``"never"`` the group goes on without them. A
     ``preemptible`` group gives way, as a whole, to work with a better claim: what runs in it gets notice, and
     ends ``preemption_grace`` seconds later (default: the setting ``preemption_grace_s``).
 
@@ -160,7 +161,9 @@ def placement_group(
         name=name or "",
         namespace=namespace or runtime.job.namespace,
         detached=_one_of("lifetime", lifetime, (None, "detached")) == "detached",
-        reschedule=wire.Reschedule(_one_of("reschedule", reschedule, ("bundles", "group"))),
+        reschedule=wire.Reschedule(
+            _one_of("reschedule", reschedule, ("bundles", "group", "never"))
+        ),
         # A worker that runs tasks may end before the group that one of them made: its job owns that.
         owner=runtime.job.owner() if runtime.job.actor is not None else None,
         preemptible=preemptible,

@@ -45,6 +45,8 @@ def usage(compiled: Any) -> dict[str, int]:
             re.findall(r"ld\.global[.\w:]*\.(?:v4\.b32|v8\.b32|v4\.b64|v2\.b64)", ptx)
         ),
         "fp64": len(re.findall(r"\.f64", ptx)),
+        # Of a loop's loads that run ahead: those whose number of bytes no condition can make 0.
+        "certain_copies": len(re.findall(r"cp\.async\.c.*\(.*, i32 \d+[,)]", compiled.asm["llir"])),
     }
 
 

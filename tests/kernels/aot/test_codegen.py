@@ -108,3 +108,10 @@ def test_products_use_the_tensor_cores_and_fp32_stays_exact(report: Report) -> N
             assert used[MATRIX_INSTRUCTION[arch]] >= PRODUCTS[kernel], (case, used)
         elif kernel in PRODUCTS:
             assert used["wgmma"] == used["mma"] == used["tcgen05"] == 0, (case, used)
+
+
+def test_loads_that_run_ahead_stop_where_their_loop_does(report: Report) -> None:
+    """A division by a number of tiles that may be 0 made the compiler believe that there are some."""
+    for case, used in report.items():
+        if case[0] in PRODUCTS:
+            assert used["certain_copies"] == 0, (case, used)

@@ -27,9 +27,9 @@ import msgspec
 
 from stoker_wire.data.spans import TaskSpans
 from stoker_wire.errors import BadRequestError, StokerError
+from stoker_wire.http.tolerant import TolerantDecoder
 from stoker_wire.messages.cluster import Demand
 from stoker_wire.messages.common import Amount, Count, ErrorInfo, Id, Int64, Time
-from stoker_wire.messages.tolerant import TolerantDecoder
 from stoker_wire.messages.work import TaskRecord, TaskState
 from stoker_wire.process.host_identity import start_time
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from stoker_wire.errors import BadRequestError
-from stoker_wire.messages.tolerant import UNKNOWN, TolerantDecoder, convert_known, steps_to
+from stoker_wire.http.tolerant import UNKNOWN, TolerantDecoder, convert_known, steps_to
 from stoker_wire.suggestions import suggestion
 
 T = TypeVar("T")

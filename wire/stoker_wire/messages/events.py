@@ -14,6 +14,7 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 
+from stoker_wire.http.tolerant import convert_known
 from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
 from stoker_wire.messages.common import Message, Record, stated, states_rule
 from stoker_wire.messages.control import Event, Leader, ListQuery, Position, Token
@@ -22,7 +23,6 @@ from stoker_wire.messages.node_api import EnvironmentBuild
 from stoker_wire.messages.objects import DetachedObject, DetachedState
 from stoker_wire.messages.queues import Queue
 from stoker_wire.messages.schedules import Schedule
-from stoker_wire.messages.tolerant import convert_known
 from stoker_wire.messages.work import (
     Actor,
     ActorState,
@@ -71,6 +71,10 @@ class EventKind(StrEnum):
     JOB_STARTED = "job.started"
     JOB_CHANGED = "job.changed"
     """The driver attached to a job that had started already."""
+    JOB_HINTED = "job.hinted"
+    """An elastic job has said something new of itself, or stated its limits."""
+    JOB_SCALED = "job.scaled"
+    """An elastic job was offered replicas, has others than before, or an offer is void."""
     JOB_RETRYING = "job.retrying"
     """An attempt failed, and another follows."""
     JOB_FINISHED = "job.finished"
@@ -91,6 +95,8 @@ class EventKind(StrEnum):
     """It waits for room, for another reason than before."""
     GROUP_PLACED = "placement_group.placed"
     GROUP_RESCHEDULING = "placement_group.rescheduling"
+    GROUP_SHRUNK = "placement_group.shrunk"
+    """Some bundles left it for good."""
     GROUP_REMOVED = "placement_group.removed"
     OBJECT_CREATED = "object.created"
     """A detached object: its name and its bytes are reserved, or it is there."""
@@ -224,6 +230,8 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.JOB_DELAYED: Job,
     EventKind.JOB_STARTED: Job,
     EventKind.JOB_CHANGED: Job,
+    EventKind.JOB_HINTED: Job,
+    EventKind.JOB_SCALED: Job,
     EventKind.JOB_RETRYING: Job,
     EventKind.JOB_FINISHED: Job,
     EventKind.JOB_DELETED: Job,
@@ -239,6 +247,7 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.GROUP_DELAYED: PlacementGroup,
     EventKind.GROUP_PLACED: PlacementGroup,
     EventKind.GROUP_RESCHEDULING: PlacementGroup,
+    EventKind.GROUP_SHRUNK: PlacementGroup,
     EventKind.GROUP_REMOVED: PlacementGroup,
     EventKind.OBJECT_CREATED: DetachedObject,
     EventKind.OBJECT_STORED: DetachedObject,

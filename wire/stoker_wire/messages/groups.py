@@ -16,6 +16,7 @@ from stoker_wire.constraints.taints import Tolerations
 from stoker_wire.messages.cluster import Demand, GraceS, Lease
 from stoker_wire.messages.common import (
     Asked,
+    Count,
     GroupId,
     Int64,
     Message,
@@ -65,6 +66,8 @@ class Reschedule(StrEnum):
     """Those that were lost; the others, and what runs in them, stay."""
     GROUP = "group"
     """All: what runs in the others is ended."""
+    NEVER = "never"
+    """None: the group goes on without them, and ends with its last bundle."""
 
 
 class Bundle(Message):
@@ -125,6 +128,8 @@ class PlacementGroup(Record):
     reschedule: Reschedule = Reschedule.BUNDLES
     owner: Owner | None = None
     placements: dict[int, BundlePlacement] = {}
+    released: tuple[int, ...] = ()
+    """The numbers of bundles that it has given up, or lost for good (:attr:`Reschedule.NEVER`)."""
     attempt: int = 0
     reschedules: int = 0
     created_at_s: float = 0.0
@@ -143,6 +148,12 @@ class PreemptGroup(Message):
 
     lease_id: str
     reason: str
+
+
+class ReleaseBundles(Message):
+    """The numbers of bundles that a group gives up, for good: what runs in them ends."""
+
+    bundles: Annotated[tuple[Count, ...], msgspec.Meta(min_length=1, max_length=MAX_BUNDLES)]
 
 
 class RequestBundles(Message):

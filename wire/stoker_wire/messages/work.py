@@ -42,6 +42,7 @@ from stoker_wire.messages.common import (
     Time,
     stated,
 )
+from stoker_wire.messages.elastic import ElasticState
 from stoker_wire.messages.queues import DEFAULT_QUEUE
 
 DETACHED_JOB = "job_detached"
@@ -370,6 +371,8 @@ class Job(Record):
     preemption_grace_s: float | None = None
     node_incarnation: int = 0
     """The incarnation of ``node_id`` on which its driver was started; 0 if that is not known."""
+    elastic: ElasticState | None = None
+    """Set for a job whose replicas the scheduler chooses."""
 
     @property
     def max_attempts(self) -> int:

@@ -115,6 +115,7 @@ ROUTES = (
         list_tasks,
         query=TaskQuery,
         reply=Page[TaskRecord],
+        replies={200: TaskRecord},
         roles=READERS,
         summary="List task attempts, or watch them",
     ),

@@ -21,10 +21,10 @@ from stoker_wire.errors import (
     NotFoundError,
     UnavailableError,
 )
+from stoker_wire.http.tolerant import TolerantDecoder
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.events import EventKind
-from stoker_wire.messages.tolerant import TolerantDecoder
 from stoker_wire.messages.work import (
     Actor,
     ActorState,

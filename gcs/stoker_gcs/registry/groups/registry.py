@@ -20,6 +20,7 @@ from stoker_wire.messages.groups import (
     GroupState,
     PlacementGroup,
     PreemptGroup,
+    ReleaseBundles,
 )
 
 if TYPE_CHECKING:
@@ -104,8 +105,18 @@ class GroupRegistry:
 
     async def preempt(self, group_id: str, body: PreemptGroup) -> PlacementGroup:
         """Have all bundles of a group placed again; the scheduler gives up those that it has."""
+        now = self._state.now()
         return await self._state.change(
-            GROUPS, group_id, lambda group: rules.preempted(group, body.lease_id, body.reason)
+            GROUPS, group_id, lambda group: rules.preempted(group, body.lease_id, body.reason, now)
+        )
+
+    async def release(self, group_id: str, body: ReleaseBundles) -> PlacementGroup:
+        """Give up some bundles of a group for good; a group that has no other ends."""
+        now = self._state.now()
+        return await self._state.change(
+            GROUPS,
+            group_id,
+            lambda group: rules.released(group, body.bundles, "its user released it", now),
         )
 
     async def node_lost(
@@ -117,7 +128,7 @@ class GroupRegistry:
         stay: Collection[PlacementGroup] = (),
     ) -> None:
         """Have the bundles placed again that were on these incarnations of a node; some groups ``stay``."""
-        kept = {group.group_id for group in stay}
+        kept, now = {group.group_id for group in stay}, self._state.now()
         for group in await self.living():
             if group.group_id not in kept and any(
                 one.node_id == node_id for one in group.placements.values()
@@ -125,7 +136,9 @@ class GroupRegistry:
                 await self._state.change(
                     GROUPS,
                     group.group_id,
-                    lambda current: rules.node_lost(current, node_id, before_incarnation, reason),
+                    lambda current: rules.node_lost(
+                        current, node_id, before_incarnation, reason, now
+                    ),
                 )
 
     async def end_job(self, job_id: str, reason: str, *, before_s: float = math.inf) -> None:

@@ -7,6 +7,8 @@ from                   event                           to
 PENDING, RESCHEDULING  all missing bundles granted     CREATED
 CREATED, RESCHEDULING  node of some bundles lost       RESCHEDULING
 CREATED, RESCHEDULING  preempted                       RESCHEDULING
+not REMOVED            some bundles released            the same
+not REMOVED            the last bundle released         REMOVED
 not REMOVED            removed; its job or owner ends  REMOVED
 =====================  ==============================  ============
 
@@ -23,6 +25,7 @@ import msgspec
 
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import RecordTable, Transition
+from stoker_wire.errors import BadRequestError, ConflictError
 from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.groups import (
     BundlePlacement,
@@ -34,6 +37,8 @@ from stoker_wire.messages.groups import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from stoker_wire.messages.cluster import GrantedLease
 
 GROUPS: RecordTable[PlacementGroup] = RecordTable(
@@ -83,7 +88,8 @@ def missing(group: PlacementGroup) -> tuple[int, ...]:
     """Return the numbers of the bundles that are to be placed."""
     if group.state is GroupState.REMOVED:
         return ()
-    return tuple(i for i in range(len(group.bundles)) if i not in group.placements)
+    gone = {*group.placements, *group.released}
+    return tuple(i for i in range(len(group.bundles)) if i not in gone)
 
 
 def delayed(group: PlacementGroup, reason: str) -> Transition[PlacementGroup] | None:
@@ -118,9 +124,12 @@ def placed(
 
 
 def node_lost(
-    group: PlacementGroup, node_id: str, before_incarnation: int, reason: str
+    group: PlacementGroup, node_id: str, before_incarnation: int, reason: str, now_s: float
 ) -> Transition[PlacementGroup] | None:
-    """Have the bundles placed again that were on these incarnations of a node; None if none was."""
+    """Have the bundles placed again that were on these incarnations of a node; None if none was.
+
+    Those of a group that reschedules none leave it.
+    """
     kept = {
         index: placement
         for index, placement in group.placements.items()
@@ -128,6 +137,8 @@ def node_lost(
     }
     if group.state is GroupState.REMOVED or len(kept) == len(group.placements):
         return None
+    if group.reschedule is Reschedule.NEVER:
+        return _without(group, group.placements.keys() - kept.keys(), reason, now_s)
     whole = group.reschedule is Reschedule.GROUP or group.strategy is GroupStrategy.STRICT_PACK
     then = _replace(
         group,
@@ -140,12 +151,61 @@ def node_lost(
     return Transition(then, EventKind.GROUP_RESCHEDULING)
 
 
-def preempted(
-    group: PlacementGroup, lease_id: str, reason: str
+def released(
+    group: PlacementGroup, bundles: Collection[int], reason: str, now_s: float
 ) -> Transition[PlacementGroup] | None:
-    """Have all bundles placed again, for others need the room; None if ``lease_id`` holds none of them."""
+    """Give bundles up for good; None if they are. BadRequestError for one that the group never had.
+
+    Until all are placed nothing is given up: a request for them is on its way.
+    """
+    unknown = sorted(index for index in bundles if index >= len(group.bundles))
+    if unknown:
+        raise BadRequestError(
+            f"bundles: placement group {group.group_id} has no bundle {unknown[0]}\n"
+            f"its bundles are 0 to {len(group.bundles) - 1}",
+            field="bundles",
+        )
+    if group.state is GroupState.REMOVED or not set(bundles) - set(group.released):
+        return None
+    if missing(group):
+        raise ConflictError(
+            f"placement group {group.group_id} is {group.state}: it is not placed whole\n"
+            "remove it, or wait until it is CREATED"
+        )
+    return _without(group, bundles, reason, now_s)
+
+
+def _without(
+    group: PlacementGroup, bundles: Collection[int], reason: str, now_s: float
+) -> Transition[PlacementGroup]:
+    """Return the group without some bundles for good; one that has no other ends."""
+    kept = {i: place for i, place in group.placements.items() if i not in bundles}
+    gone = tuple(sorted({*group.released, *bundles}))
+    if len(gone) == len(group.bundles):
+        then = _replace(
+            group,
+            state=GroupState.REMOVED,
+            placements={},
+            released=gone,
+            removed_at_s=now_s,
+            reason=reason,
+        )
+        return Transition(then, EventKind.GROUP_REMOVED)
+    then = _replace(group, placements=kept, released=gone, reason=reason)
+    return Transition(then, EventKind.GROUP_SHRUNK)
+
+
+def preempted(
+    group: PlacementGroup, lease_id: str, reason: str, now_s: float
+) -> Transition[PlacementGroup] | None:
+    """Have all bundles placed again, for others need the room; None if ``lease_id`` holds none of them.
+
+    A group that reschedules none ends.
+    """
     if lease_id not in (placement.lease_id for placement in group.placements.values()):
         return None
+    if group.reschedule is Reschedule.NEVER:
+        return removed(group, reason, now_s)
     then = _replace(
         group,
         state=GroupState.RESCHEDULING,

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from stoker_gcs.registry.jobs import elastic_rules
 from stoker_gcs.registry.leases import upsert_lease_row
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import RecordTable, Transition
@@ -359,6 +360,7 @@ def ended(
         message=message,
         exit_code=exit_code,
         node_id=job.node_id or node_id,
+        elastic=elastic_rules.attempt_ended(job.elastic, now_s),
     )
     return Transition(
         then, EventKind.JOB_FINISHED, operations=(Delete(schema.LEASES, {"job_id": job.job_id}),)
@@ -389,6 +391,7 @@ def attempt_failed(job: Job, end: FinishJob, now_s: float, jitter: float) -> Tra
         lease_id=job.lease_id,
         preempted=end.preempted,
     )
+    elastic = elastic_rules.attempt_ended(job.elastic, now_s)
     delay_s = 0.0 if end.preempted else retry_delay_s(job, jitter)
     next_one = f"the next starts after {delay_s:.1f} s" if delay_s else "the next waits for room"
     then = _replace(
@@ -405,6 +408,7 @@ def attempt_failed(job: Job, end: FinishJob, now_s: float, jitter: float) -> Tra
         worker_id="",
         hostname="",
         pid=0,
+        elastic=elastic,
     )
     return Transition(
         then, EventKind.JOB_RETRYING, operations=(Delete(schema.LEASES, {"job_id": job.job_id}),)

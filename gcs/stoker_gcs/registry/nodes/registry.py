@@ -18,9 +18,9 @@ from stoker_gcs.registry.nodes.rules import NODES
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change, Delete, WriteConflict
 from stoker_wire.errors import StokerError
+from stoker_wire.http.tolerant import TolerantDecoder
 from stoker_wire.messages.cluster import Cordon, Drain, Node, NodeState, RegisteredNode
 from stoker_wire.messages.events import EventKind, payload_as
-from stoker_wire.messages.tolerant import TolerantDecoder
 
 if TYPE_CHECKING:
     from stoker_gcs.state.records import StateStore

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from stoker_kernels.ops.adasum import reference
+from stoker_kernels.primitives.tiling import cdiv
 from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
 
@@ -58,14 +59,14 @@ def pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     n = a.numel()
     dots_config = choose("adasum_dots", DEFAULT, lambda: CANDIDATES, dtype=a.dtype)
     limit = PROGRAMS_PER_SM * device_of(adasum_dots_kernel, a).multiprocessors
-    programs = min(triton.cdiv(n, dots_config["TILE"]), limit)
+    programs = min(cdiv(n, dots_config["TILE"]), limit)
     dots = a.new_empty((programs, 3), dtype=torch.float32)
     launch(adasum_dots_kernel, (programs,), a, b, dots, n, on=a, **dots_config)
     scale = reference.coefficients(*dots.double().sum(0).unbind()).float()
     out = a.new_empty(n)
     config = choose("adasum_combine", DEFAULT, lambda: CANDIDATES, dtype=a.dtype)
     launch(
-        adasum_combine_kernel, (triton.cdiv(n, config["TILE"]),), a, b, scale, out, n,
+        adasum_combine_kernel, (cdiv(n, config["TILE"]),), a, b, scale, out, n,
         on=a, **config,
     )  # fmt: skip
     return out

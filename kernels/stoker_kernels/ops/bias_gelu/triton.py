@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 
 from stoker_kernels.primitives.activations import activate, activate_and_slope
-from stoker_kernels.primitives.tiling import candidates, tile
+from stoker_kernels.primitives.partials import sum_partials
+from stoker_kernels.primitives.tiling import candidates, cdiv, tile
 from stoker_kernels.runtime.backend import dense_last_dim
 from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
@@ -79,11 +80,11 @@ def config_for(kernel: str, base: Config, columns: int, dtype: torch.dtype) -> C
 
 def partial_count(device: Device, rows: int, columns: int, config: Config) -> int:
     """Return the programs per block of columns, each with one partial row: enough to fill the device."""
-    most = triton.cdiv(rows, config["BLOCK_M"])
+    most = cdiv(rows, config["BLOCK_M"])
     if device.interpreted:
         return min(most, 3)
     programs = device.multiprocessors * max(1, WARPS_PER_SM // config["num_warps"])
-    return min(most, triton.cdiv(programs, triton.cdiv(columns, config["BLOCK_N"])))
+    return min(most, cdiv(programs, cdiv(columns, config["BLOCK_N"])))
 
 
 def bias_gelu_fwd(x: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:
@@ -94,7 +95,7 @@ def bias_gelu_fwd(x: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tenso
         x_rows = dense_last_dim(x.reshape(-1, columns))  # [T, N]
         rows = x_rows.shape[0]
         config = config_for("bias_gelu_fwd", tile(columns, x.dtype), columns, x.dtype)
-        tiles = triton.cdiv(rows, config["BLOCK_M"]) * triton.cdiv(columns, config["BLOCK_N"])
+        tiles = cdiv(rows, config["BLOCK_M"]) * cdiv(columns, config["BLOCK_N"])
         launch(
             bias_gelu_fwd_kernel, (tiles,),
             x_rows, bias.contiguous(), y, x_rows.stride(0), rows, columns,
@@ -114,13 +115,13 @@ def bias_gelu_bwd(
     x_rows = dense_last_dim(x.reshape(-1, columns))  # [T, N]
     dy_rows = dense_last_dim(dy.reshape(-1, columns))
     rows = x_rows.shape[0]
-    config = config_for("bias_gelu_bwd", {**tile(columns, x.dtype), "STAGES": 1}, columns, x.dtype)
+    config = config_for("bias_gelu_bwd", {**tile(columns, x.dtype), "STAGES": 2}, columns, x.dtype)
     partials = partial_count(device_of(bias_gelu_bwd_kernel, x), rows, columns, config)
-    dbias = x.new_empty((partials, columns), dtype=torch.float32)
+    dbias = x.new_empty((1, partials, columns), dtype=torch.float32)
     launch(
-        bias_gelu_bwd_kernel, (partials * triton.cdiv(columns, config["BLOCK_N"]),),
+        bias_gelu_bwd_kernel, (partials * cdiv(columns, config["BLOCK_N"]),),
         dy_rows, x_rows, bias.contiguous(), dx, dbias, dy_rows.stride(0), x_rows.stride(0),
         rows, columns, partials,
         KIND=kind, on=x, **config,
     )  # fmt: skip
-    return dx, dbias.sum(0).to(bias.dtype)
+    return dx, sum_partials(dbias, bias.dtype)[0]

@@ -24,6 +24,8 @@ import torch
 import triton
 import triton.language as tl
 
+from stoker_kernels.primitives.exponential import exp
+from stoker_kernels.primitives.tiling import cdiv, power_of_2
 from stoker_kernels.runtime.backend import dense_last_dim
 from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
@@ -39,7 +41,7 @@ def _add_tile(x, highest, total):
     new_highest = tl.maximum(highest, tl.max(x, 0))
     # A lane of -inf alone (a masked vocabulary) must add zero, not exp(-inf + inf).
     shift = tl.where(new_highest == -float("inf"), 0.0, new_highest)
-    total = total * tl.exp(highest - shift) + tl.sum(tl.exp(x - shift[None, :]), 0)
+    total = total * exp(highest - shift) + tl.sum(exp(x - shift[None, :]), 0)
     return new_highest, total
 
 
@@ -67,7 +69,7 @@ def _statistics(
             away += tl.where(mask, x - origin, 0.0)
     top = tl.max(highest, 0)
     shift = tl.where(top == -float("inf"), 0.0, top)
-    return shift, tl.sum(total * tl.exp(highest - shift), 0), tl.sum(away, 0)
+    return shift, tl.sum(total * exp(highest - shift), 0), tl.sum(away, 0)
 
 
 @triton.jit
@@ -121,12 +123,12 @@ def _write_gradient(
         if SMOOTHING:
             wanted += label_smoothing / vocab
         if start + BLOCK <= vocab:
-            p = tl.exp(tl.load(x_ptr + column).to(tl.float32) - shift) * factor
+            p = exp(tl.load(x_ptr + column).to(tl.float32) - shift) * factor
             tl.store(out_ptr + column, ((p - wanted) * dloss).to(out_ptr.dtype.element_ty))
         else:
             mask = column < vocab
             x = tl.load(x_ptr + column, mask=mask, other=-float("inf")).to(tl.float32)
-            grad = (tl.exp(x - shift) * factor - wanted) * dloss
+            grad = (exp(x - shift) * factor - wanted) * dloss
             tl.store(out_ptr + column, grad.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -184,7 +186,7 @@ def cross_entropy_join_kernel(
     shifts = tl.where(totals == 0.0, -float("inf"), shifts)
     top = tl.max(shifts, 0)
     shift = tl.where(top == -float("inf"), 0.0, top)
-    total = tl.sum(totals * tl.exp(shifts - shift), 0)
+    total = tl.sum(totals * exp(shifts - shift), 0)
     origin = 0.0
     if SMOOTHING:
         origin = _origin(x_ptr)
@@ -210,7 +212,7 @@ def cross_entropy_bwd_kernel(
     dloss = tl.load(dloss_ptr + row * stride_dloss).to(tl.float32)
     dloss = tl.where((target >= 0) & (target < vocab), dloss, float("nan"))
     shift, log_total = tl.load(statistics_ptr + 2 * row), tl.load(statistics_ptr + 2 * row + 1)
-    factor = tl.exp(-log_total) * (1.0 + 2.0 * z_loss * (shift + log_total))
+    factor = exp(-log_total) * (1.0 + 2.0 * z_loss * (shift + log_total))
     _write_gradient(
         logits_ptr + row * stride_logits, dlogits_ptr + row * vocab, tl.program_id(1) * BLOCK, vocab,
         target.to(tl.int32), target == ignore_index, shift, factor, dloss, label_smoothing,
@@ -261,8 +263,8 @@ def walk(vocab: int, smoothing: bool, interpreted: bool) -> Config:
     Smoothing keeps a third sum per lane, for which twice the DEPTH would leave no registers.
     """
     if interpreted:
-        return {"DEPTH": 2, "LANES": min(32, triton.next_power_of_2(vocab)), "num_warps": 4}
-    lanes = min(LANES, max(64, triton.next_power_of_2(vocab)))
+        return {"DEPTH": 2, "LANES": min(32, power_of_2(vocab)), "num_warps": 4}
+    lanes = min(LANES, max(64, power_of_2(vocab)))
     return {
         "DEPTH": max(1, min(DEPTH // 2 if smoothing else DEPTH, vocab // lanes)),
         "LANES": lanes,
@@ -277,7 +279,7 @@ def walks(vocab: int) -> list[Config]:
         for depth in (1, 2, 4)
         for lanes in (1024, 2048, 4096)
         for warps in (4, 8, 16)
-        if lanes <= max(1024, triton.next_power_of_2(vocab))
+        if lanes <= max(1024, power_of_2(vocab))
         and 4 * 32 * warps <= depth * lanes <= 64 * 32 * warps  # values per thread: 4 to 64
     ]
 
@@ -289,7 +291,7 @@ def walk_back(config: Config) -> Config:
 
 def block(vocab: int, interpreted: bool) -> Config:
     """Return columns of the gradient that a program writes: 16 per thread."""
-    size = min(triton.next_power_of_2(vocab), 64 if interpreted else 4096)
+    size = min(power_of_2(vocab), 64 if interpreted else 4096)
     return {"BLOCK": size, "num_warps": max(1, min(8, size // 512))}
 
 
@@ -299,16 +301,16 @@ def blocks(vocab: int) -> list[Config]:
         {"BLOCK": size, "num_warps": warps}
         for size in (1024, 2048, 4096, 8192)
         for warps in (4, 8, 16)
-        if size <= max(1024, triton.next_power_of_2(vocab)) and 8 <= size // (32 * warps) <= 64
+        if size <= max(1024, power_of_2(vocab)) and 8 <= size // (32 * warps) <= 64
     ]
 
 
 def parts_of(rows: int, vocab: int, step: int, multiprocessors: int) -> tuple[int, int]:
     """Return how many parts each row is split into, and the columns of a part (whole steps)."""
-    wanted = triton.cdiv(PROGRAMS_PER_SM * multiprocessors, rows)
-    steps = triton.cdiv(vocab, step)
-    span = triton.cdiv(steps, min(wanted, steps)) * step
-    return triton.cdiv(vocab, span), span
+    wanted = cdiv(PROGRAMS_PER_SM * multiprocessors, rows)
+    steps = cdiv(vocab, step)
+    span = cdiv(steps, min(wanted, steps)) * step
+    return cdiv(vocab, span), span
 
 
 def cross_entropy_fwd(
@@ -345,7 +347,7 @@ def cross_entropy_fwd(
             cross_entropy_join_kernel, (rows,),
             logits, target, loss, statistics, partial, *strides, vocab, parts, ignore_index,
             float(label_smoothing), float(z_loss), on=logits, **flags,
-            BLOCK=triton.next_power_of_2(parts), num_warps=1,
+            BLOCK=power_of_2(parts), num_warps=1,
         )  # fmt: skip
     return loss, statistics
 
@@ -370,7 +372,7 @@ def cross_entropy_bwd(
             vocab=vocab, dtype=logits.dtype,
         )  # fmt: skip
         launch(
-            cross_entropy_bwd_kernel, (rows, triton.cdiv(vocab, config["BLOCK"])),
+            cross_entropy_bwd_kernel, (rows, cdiv(vocab, config["BLOCK"])),
             dloss, logits, target, statistics.contiguous(), dlogits,
             dloss.stride(0), logits.stride(0), target.stride(0), vocab, ignore_index,
             float(label_smoothing), float(z_loss),

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from stoker_kernels.primitives.activations import activate, activate_and_slope
-from stoker_kernels.primitives.tiling import candidates, tile
+from stoker_kernels.primitives.tiling import candidates, cdiv, tile
 from stoker_kernels.runtime.backend import dense_last_dim
 from stoker_kernels.runtime.launch import launch
 from stoker_kernels.tuning import Config, choose
@@ -75,7 +75,7 @@ def config_for(kernel: str, columns: int, dtype: torch.dtype) -> Config:
 
 def grid_of(rows: int, columns: int, config: Config) -> tuple[int]:
     """Return the grid with one program per tile."""
-    return (triton.cdiv(rows, config["BLOCK_M"]) * triton.cdiv(columns, config["BLOCK_N"]),)
+    return (cdiv(rows, config["BLOCK_M"]) * cdiv(columns, config["BLOCK_N"]),)
 
 
 def glu_fwd(packed: torch.Tensor, kind: str) -> torch.Tensor:

@@ -17,17 +17,24 @@ import triton
 import triton.language as tl
 
 from stoker_kernels.primitives.dropout import keep_tile
-from stoker_kernels.primitives.tiling import check_row, row_candidates, row_tile
+from stoker_kernels.primitives.partials import sum_partials
+from stoker_kernels.primitives.tiling import (
+    backward_row_tile,
+    cdiv,
+    check_row,
+    partial_count,
+    row_candidates,
+    row_tile,
+)
 from stoker_kernels.runtime.backend import dense_last_dim
 from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
 
 if TYPE_CHECKING:
     from stoker_kernels.ops.layer_norm.reference import Four, Options
-    from stoker_kernels.runtime.device import Device
 
 STAGES = (1, 2)  # of the backward, to try
-WARPS_PER_SM = 16  # backward: as many as registers hold; more would only write more partials
+WARPS_PER_SM = 20  # backward: as many as registers hold; more would only write more partials
 
 
 @triton.jit(do_not_specialize=["rows", "threshold"])
@@ -65,6 +72,12 @@ def layer_norm_fwd_kernel(
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
 
+@triton.jit
+def _two_sums(a, b):  # fmt: skip
+    """a, b [M, N] -> the sum of each over N, [M]: together they wait at the same barriers."""
+    return tl.split(tl.sum(tl.join(a, b), 1))
+
+
 @triton.jit(do_not_specialize=["rows", "threshold"])
 def layer_norm_bwd_kernel(
     dy_ptr, dh_ptr, h_ptr, w_ptr, mean_ptr, rstd_ptr, seed_ptr, dx_ptr, dresidual_ptr, partial_ptr,
@@ -98,8 +111,8 @@ def layer_norm_bwd_kernel(
         # From the cache every time: held in registers it would cost a program per multiprocessor.
         w = tl.load(w_ptr + column, mask=column < columns, other=0.0)
         grad = dy * w.to(tl.float32)[None, :]
-        mean_of_product = tl.sum(grad * hhat, 1) / columns  # [M]
-        mean_of_grad = tl.sum(grad, 1) / columns
+        product, total = _two_sums(grad * hhat, grad)  # [M]
+        mean_of_product, mean_of_grad = product / columns, total / columns
         grad = (grad - hhat * mean_of_product[:, None] - mean_of_grad[:, None]) * rstd[:, None]
         if HAS_DH:
             if not EARLY:
@@ -126,9 +139,24 @@ def tile(columns: int) -> Config:
     return row_tile(columns, narrowest=16)
 
 
-def backward_tile(columns: int) -> Config:
-    """Return :func:`tile` with STAGES; above 1, the next rows come through shared memory meanwhile."""
-    return {**tile(columns), "STAGES": 1}
+def forward_tile(columns: int, dtype: torch.dtype, plain: bool) -> Config:
+    """Return :func:`tile`; with half the warps where one narrow row is all that a program has to wait for."""
+    base = tile(columns)
+    if plain and base["BLOCK_N"] == 4096 and dtype.itemsize == 2:
+        return {**base, "num_warps": 4}
+    return base
+
+
+def backward_tile(columns: int, dtype: torch.dtype, dropout: bool) -> Config:
+    """Return :func:`tile` for programs that walk many rows.
+
+    Of 4096 narrow values three programs with half the warps fit a multiprocessor, where two fit else; the
+    random numbers of dropout need the warps.
+    """
+    base = tile(columns)
+    if base["BLOCK_N"] == 4096 and dtype.itemsize == 2 and not dropout:
+        return {**base, "num_warps": 4, "STAGES": 1, "PROGRAMS": 3}
+    return backward_row_tile(base, WARPS_PER_SM)
 
 
 def config_for(
@@ -143,13 +171,6 @@ def config_for(
         dtype=dtype,
         dropout=dropout,
     )
-
-
-def partial_count(device: Device, rows: int, config: Config) -> int:
-    """Return the number of backward programs, each with one partial row of dw and db."""
-    per_sm = max(1, WARPS_PER_SM // config["num_warps"])
-    limit = 3 if device.interpreted else per_sm * device.multiprocessors
-    return min(triton.cdiv(rows, config["BLOCK_M"]), limit)
 
 
 def layer_norm_fwd(
@@ -169,9 +190,10 @@ def layer_norm_fwd(
     h = x.new_empty(x.shape if dropout or residual is not None else 0)
     mean, rstd = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
     if y.numel():
-        config = config_for("layer_norm_fwd", tile(columns), columns, x.dtype, dropout)
+        base = forward_tile(columns, x.dtype, plain=not dropout and residual is None)
+        config = config_for("layer_norm_fwd", base, columns, x.dtype, dropout)
         launch(
-            layer_norm_fwd_kernel, (triton.cdiv(rows, config["BLOCK_M"]),),
+            layer_norm_fwd_kernel, (cdiv(rows, config["BLOCK_M"]),),
             x_rows, r_rows, weight.contiguous(), weight if bias is None else bias.contiguous(),
             weight if options.seed is None else options.seed, y, h, mean, rstd,
             x_rows.stride(0), r_rows.stride(0), rows, columns, eps,
@@ -203,9 +225,10 @@ def layer_norm_bwd(
     if not dx.numel():
         zeros = torch.zeros_like(weight)
         return dx, dresidual, zeros, zeros.clone() if options.has_bias else weight.new_empty(0)
-    base = backward_tile(columns)
+    base = backward_tile(columns, h.dtype, dropout)
     config = config_for("layer_norm_bwd", base, columns, h.dtype, dropout)
     programs = partial_count(device_of(layer_norm_bwd_kernel, h), rows, config)
+    config = {name: value for name, value in config.items() if name != "PROGRAMS"}
     partial = h.new_empty((2 if options.has_bias else 1, programs, columns), dtype=torch.float32)
     launch(
         layer_norm_bwd_kernel, (programs,),
@@ -216,5 +239,5 @@ def layer_norm_bwd(
         HAS_DH=dh is not None, HAS_BIAS=options.has_bias, DROPOUT=dropout, TWO_STORES=two_stores,
         on=h, **config,
     )  # fmt: skip
-    sums = partial.sum(1).to(weight.dtype)
-    return dx, dresidual, sums[0], sums[1].clone() if options.has_bias else weight.new_empty(0)
+    sums = sum_partials(partial, weight.dtype)
+    return dx, dresidual, sums[0], sums[1] if options.has_bias else weight.new_empty(0)

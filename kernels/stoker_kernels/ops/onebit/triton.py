@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from stoker_kernels.ops.onebit.reference import BLOCK, WORD
+from stoker_kernels.primitives.tiling import cdiv
 from stoker_kernels.runtime.launch import launch
 from stoker_kernels.tuning import Config, choose
 
@@ -77,11 +78,11 @@ def onebit_decompress_kernel(
 def compress(gradient: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute ``reference.compress`` on the GPU; ``gradient`` and ``error`` are contiguous."""
     n = gradient.numel()
-    words = error.new_empty(triton.cdiv(n, WORD), dtype=torch.int32)
-    scales = error.new_empty(triton.cdiv(n, BLOCK))
+    words = error.new_empty(cdiv(n, WORD), dtype=torch.int32)
+    scales = error.new_empty(cdiv(n, BLOCK))
     config = choose("onebit_compress", DEFAULT, lambda: CANDIDATES, dtype=gradient.dtype)
     launch(
-        onebit_compress_kernel, (triton.cdiv(n, BLOCK * config["ROWS"]),),
+        onebit_compress_kernel, (cdiv(n, BLOCK * config["ROWS"]),),
         gradient, error, words, scales, n, WORDS=WORDS, on=gradient, **config,
     )  # fmt: skip
     return words, scales
@@ -94,7 +95,7 @@ def decompress(
     out = scales.new_empty(n, dtype=dtype)
     config = choose("onebit_decompress", DEFAULT, lambda: CANDIDATES, dtype=dtype)
     launch(
-        onebit_decompress_kernel, (triton.cdiv(n, BLOCK * config["ROWS"]),),
+        onebit_decompress_kernel, (cdiv(n, BLOCK * config["ROWS"]),),
         words, scales, out, n, words.shape[0], words.stride(0), scales.stride(0),
         WORDS=WORDS, on=out, **config,
     )  # fmt: skip

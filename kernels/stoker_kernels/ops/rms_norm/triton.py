@@ -8,22 +8,25 @@ residual 4*T*N*b each. Formulas: see ``reference``. bf16 is widened on load and 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels.primitives.tiling import check_row, row_candidates, row_tile
+from stoker_kernels.primitives.partials import sum_partials
+from stoker_kernels.primitives.tiling import (
+    backward_row_tile,
+    cdiv,
+    check_row,
+    partial_count,
+    row_candidates,
+    row_tile,
+)
 from stoker_kernels.runtime.backend import dense_last_dim
 from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
 
-if TYPE_CHECKING:
-    from stoker_kernels.runtime.device import Device
-
 STAGES = (1, 2, 3)  # of the backward, to try
-PROGRAMS_PER_SM = 4  # backward
+WARPS_PER_SM = 24  # backward: as many as registers hold; more would begin when these have ended
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -56,9 +59,10 @@ def rms_norm_bwd_kernel(
     rows, columns,
     HAS_RESIDUAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    # Waiting for the sum, 16-bit values take few registers; fp32 ones would cost a program.
+    EARLY: tl.constexpr = dh_ptr.dtype.element_ty.primitive_bitwidth == 16
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK_N)  # [N]
-    w = tl.load(w_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
     dw = tl.zeros([BLOCK_N], dtype=tl.float32)
     blocks = tl.cdiv(rows, BLOCK_M)
     for block in tl.range(program, blocks, tl.num_programs(0), num_stages=STAGES):
@@ -66,16 +70,23 @@ def rms_norm_bwd_kernel(
         mask = (row < rows)[:, None] & (column < columns)[None, :]
         h = tl.load(h_ptr + row[:, None] * stride_h + column[None, :], mask=mask, other=0.0)
         dy = tl.load(dy_ptr + row[:, None] * stride_dy + column[None, :], mask=mask, other=0.0)
+        dh_ptrs = dh_ptr + row[:, None] * stride_dh + column[None, :]
+        dh = dy
+        if HAS_RESIDUAL and EARLY:
+            dh = tl.load(dh_ptrs, mask=mask, other=0.0)
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)  # [M]
         hhat = h.to(tl.float32) * rstd[:, None]  # [M, N]
         dy = dy.to(tl.float32)
         dw += tl.sum(dy * hhat, 0)
-        dhhat = dy * w[None, :]
+        # From the cache every time: held in registers it would cost a program per multiprocessor.
+        w = tl.load(w_ptr + column, mask=column < columns, other=0.0)
+        dhhat = dy * w.to(tl.float32)[None, :]
         mean = tl.sum(dhhat * hhat, 1) / columns  # [M]
         dx = (dhhat - hhat * mean[:, None]) * rstd[:, None]
         if HAS_RESIDUAL:
-            dh_ptrs = dh_ptr + row[:, None] * stride_dh + column[None, :]
-            dx += tl.load(dh_ptrs, mask=mask, other=0.0).to(tl.float32)
+            if not EARLY:
+                dh = tl.load(dh_ptrs, mask=mask, other=0.0)
+            dx += dh.to(tl.float32)
         dx_ptrs = dx_ptr + row[:, None] * columns + column[None, :]
         tl.store(dx_ptrs, dx.to(dx_ptr.dtype.element_ty), mask=mask)
     tl.store(dw_partial_ptr + program.to(tl.int64) * columns + column, dw, mask=column < columns)
@@ -87,20 +98,20 @@ def tile(columns: int) -> Config:
     return row_tile(columns)
 
 
-def backward_tile(columns: int) -> Config:
-    """Return :func:`tile` with STAGES; above 1, the next rows come through shared memory meanwhile."""
-    return {**tile(columns), "STAGES": 1}
+def backward_tile(columns: int, dtype: torch.dtype) -> Config:
+    """Return :func:`tile` for programs that walk many rows.
+
+    Of 8192 narrow values two programs with half the warps fit a multiprocessor, where one fits else.
+    """
+    base = tile(columns)
+    if base["BLOCK_N"] == 8192 and dtype.itemsize == 2:
+        return {**base, "num_warps": 8, "STAGES": 1, "PROGRAMS": 2}
+    return backward_row_tile(base, WARPS_PER_SM)
 
 
 def config_for(kernel: str, base: Config, columns: int, dtype: torch.dtype) -> Config:
     """Return the tuned configuration, or ``base``."""
     return choose(kernel, base, lambda: row_candidates(base, STAGES), columns=columns, dtype=dtype)
-
-
-def partial_count(device: Device, rows: int, block_m: int) -> int:
-    """Return the number of backward programs, each with one partial row of dw: a few per multiprocessor."""
-    limit = 3 if device.interpreted else PROGRAMS_PER_SM * device.multiprocessors
-    return min(triton.cdiv(rows, block_m), limit)
 
 
 def rms_norm_fwd(
@@ -116,7 +127,7 @@ def rms_norm_fwd(
     if y.numel():
         config = config_for("rms_norm_fwd", tile(columns), columns, x.dtype)
         launch(
-            rms_norm_fwd_kernel, (triton.cdiv(rows, config["BLOCK_M"]),),
+            rms_norm_fwd_kernel, (cdiv(rows, config["BLOCK_M"]),),
             x_rows, r_rows, weight.contiguous(), y, h, rstd,
             x_rows.stride(0), r_rows.stride(0), rows, columns, eps,
             HAS_RESIDUAL=residual is not None, on=x, **config,
@@ -140,13 +151,14 @@ def rms_norm_bwd(
     dx = h.new_empty(h.shape)
     if not dx.numel():
         return dx, torch.zeros_like(weight)
-    config = config_for("rms_norm_bwd", backward_tile(columns), columns, h.dtype)
-    programs = partial_count(device_of(rms_norm_bwd_kernel, h), rows, config["BLOCK_M"])
-    dw_partial = h.new_empty((programs, columns), dtype=torch.float32)
+    config = config_for("rms_norm_bwd", backward_tile(columns, h.dtype), columns, h.dtype)
+    programs = partial_count(device_of(rms_norm_bwd_kernel, h), rows, config)
+    config = {name: value for name, value in config.items() if name != "PROGRAMS"}
+    partial = h.new_empty((1, programs, columns), dtype=torch.float32)
     launch(
         rms_norm_bwd_kernel, (programs,),
-        dy_rows, dh_rows, h_rows, weight.contiguous(), rstd.contiguous(), dx, dw_partial,
+        dy_rows, dh_rows, h_rows, weight.contiguous(), rstd.contiguous(), dx, partial,
         dy_rows.stride(0), dh_rows.stride(0), h_rows.stride(0), rows, columns,
         HAS_RESIDUAL=dh is not None, on=h, **config,
     )  # fmt: skip
-    return dx, dw_partial.sum(0).to(weight.dtype)
+    return dx, sum_partials(partial, weight.dtype)[0]

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from stoker_kernels.ops.rotary.reference import output_for
+from stoker_kernels.primitives.tiling import cdiv, power_of_2
 from stoker_kernels.runtime.backend import dense_last_dim
 from stoker_kernels.runtime.launch import launch
 from stoker_kernels.tuning import Config, choose
@@ -125,12 +126,12 @@ def tile(tokens: int, heads: int, heads_together: bool, width: int, values: int 
     ``heads_together``: the heads of a token are neighbours in memory, else the tokens of a head are;
     then a few heads share the angles of a run of tokens.
     """
-    places = max(1, values // triton.next_power_of_2(width))
-    block_h = min(triton.next_power_of_2(heads), places if heads_together else max(1, places // 8))
-    while block_h > 1 and triton.cdiv(heads, block_h) * block_h * 8 > heads * 9:
+    places = max(1, values // power_of_2(width))
+    block_h = min(power_of_2(heads), places if heads_together else max(1, places // 8))
+    while block_h > 1 and cdiv(heads, block_h) * block_h * 8 > heads * 9:
         block_h //= 2  # at most one lane in eight idle
-    block_s = min(triton.next_power_of_2(tokens), places // block_h)
-    used = block_s * block_h * triton.next_power_of_2(width)
+    block_s = min(power_of_2(tokens), places // block_h)
+    used = block_s * block_h * power_of_2(width)
     return {
         "BLOCK_S": block_s,
         "BLOCK_H": block_h,
@@ -170,10 +171,10 @@ def rotary(
 
     config = choose(
         "rotary", tile(tokens, heads, together, dim), candidates,
-        tokens=min(triton.next_power_of_2(tokens), 64), heads=heads, together=int(together), dim=dim,
+        tokens=min(power_of_2(tokens), 64), heads=heads, together=int(together), dim=dim,
         interleaved=int(interleaved), dtype=x.dtype,
     )  # fmt: skip
-    blocks = triton.cdiv(tokens, config["BLOCK_S"]) * triton.cdiv(heads, config["BLOCK_H"])
+    blocks = cdiv(tokens, config["BLOCK_S"]) * cdiv(heads, config["BLOCK_H"])
     launch(
         rotary_kernel, (batch * blocks,),
         x, y, cos, sin, positions,
@@ -184,7 +185,7 @@ def rotary(
         tokens, heads, sequences, (sequences + 1).bit_length(), offset, cos.shape[0],
         -1.0 if backward else 1.0,
         HALF=half, REST=rest, INTERLEAVED=interleaved,
-        BLOCK_HALF=triton.next_power_of_2(half), BLOCK_REST=triton.next_power_of_2(max(rest, 1)),
+        BLOCK_HALF=power_of_2(half), BLOCK_REST=power_of_2(max(rest, 1)),
         on=x, **config,
     )  # fmt: skip
     return y

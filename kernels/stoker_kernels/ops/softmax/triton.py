@@ -15,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels.primitives.tiling import VALUES_PER_THREAD, row_tile
+from stoker_kernels.primitives.exponential import exp
+from stoker_kernels.primitives.tiling import VALUES_PER_THREAD, cdiv, power_of_2, row_tile
 from stoker_kernels.runtime.backend import dense_last_dim
 from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
@@ -91,6 +92,24 @@ def _inverse(total):  # fmt: skip
     return 1.0 / tl.where(total == 0.0, 1.0, total)
 
 
+@triton.jit
+def _whole_rows(
+    x_rows, mask_rows, y_rows, stride_mk, query, queries, keys, scale,
+    HAS_MASK: tl.constexpr, CAUSAL: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Write the first WIDTH columns of y, which hold all that these queries see."""
+    lane = tl.arange(0, WIDTH)
+    s, keep = _scores(
+        x_rows, mask_rows, stride_mk, query, lane, queries, keys, scale, HAS_MASK, CAUSAL
+    )  # fmt: skip
+    largest = tl.max(s, 1)
+    largest = tl.where(largest == float("-inf"), 0.0, largest)
+    weight = exp(s - largest[:, None])
+    y = tl.where(keep, weight * _inverse(tl.sum(weight, 1))[:, None], 0.0)
+    inside = (query < queries)[:, None] & (lane < keys)[None, :]
+    tl.store(y_rows[:, None] + lane[None, :], y.to(y_rows.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["heads", "queries"])
 def softmax_fwd_kernel(
     x_ptr, mask_ptr, y_ptr, stride_x, stride_mb, stride_mh, stride_mq, stride_mk, heads, queries, keys,
@@ -105,15 +124,21 @@ def softmax_fwd_kernel(
     mask_rows = mask_ptr + batch * stride_mb + head * stride_mh + query.to(tl.int64) * stride_mq
     lane = tl.arange(0, BLOCK_N)
     if not LONG:
-        s, keep = _scores(
-            x_rows, mask_rows, stride_mk, query, lane, queries, keys, scale, HAS_MASK, CAUSAL
-        )  # fmt: skip
-        largest = tl.max(s, 1)
-        largest = tl.where(largest == float("-inf"), 0.0, largest)
-        weight = tl.exp(s - largest[:, None])
-        y = tl.where(keep, weight * _inverse(tl.sum(weight, 1))[:, None], 0.0)
-        inside = (query < queries)[:, None] & (lane < keys)[None, :]
-        tl.store(y_rows[:, None] + lane[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
+        HALF: tl.constexpr = BLOCK_N // 2
+        if CAUSAL and HALF >= 32 and _end(query, queries, keys, CAUSAL, BLOCK_M) <= HALF:
+            _whole_rows(
+                x_rows, mask_rows, y_rows, stride_mk, query, queries, keys, scale,
+                HAS_MASK, CAUSAL, HALF,
+            )  # fmt: skip
+            column = HALF + tl.arange(0, HALF)
+            inside = (query < queries)[:, None] & (column < keys)[None, :]
+            zeros = tl.zeros([BLOCK_M, HALF], y_ptr.dtype.element_ty)
+            tl.store(y_rows[:, None] + column[None, :], zeros, mask=inside)
+        else:
+            _whole_rows(
+                x_rows, mask_rows, y_rows, stride_mk, query, queries, keys, scale,
+                HAS_MASK, CAUSAL, BLOCK_N,
+            )  # fmt: skip
     else:
         end = _end(query, queries, keys, CAUSAL, BLOCK_M)
         # Every lane has its own running maximum and sum: no barrier holds up the loads.
@@ -124,12 +149,12 @@ def softmax_fwd_kernel(
             s, _ = _scores(
                 x_rows, mask_rows, stride_mk, query, column, queries, keys, scale, HAS_MASK, CAUSAL
             )  # fmt: skip
-            ratio = tl.exp(-tl.abs(s - tl.where(largest == float("-inf"), 0.0, largest)))
+            ratio = exp(-tl.abs(s - tl.where(largest == float("-inf"), 0.0, largest)))
             total = tl.where(s > largest, total * ratio + 1.0, total + ratio)
             largest = tl.maximum(largest, s)
         of_row = tl.max(largest, 1)
         of_row = tl.where(of_row == float("-inf"), 0.0, of_row)  # [M]
-        inverse = _inverse(tl.sum(total * tl.exp(largest - of_row[:, None]), 1))
+        inverse = _inverse(tl.sum(total * exp(largest - of_row[:, None]), 1))
         for start in range(0, keys, BLOCK_N):
             column = start + lane
             y = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -137,7 +162,7 @@ def softmax_fwd_kernel(
                 s, keep = _scores(
                     x_rows, mask_rows, stride_mk, query, column, queries, keys, scale, HAS_MASK, CAUSAL
                 )  # fmt: skip
-                weight = tl.exp(s - of_row[:, None])
+                weight = exp(s - of_row[:, None])
                 y = tl.where(keep, weight * inverse[:, None], 0.0)
             inside = (query < queries)[:, None] & (column < keys)[None, :]
             tl.store(y_rows[:, None] + column[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
@@ -196,7 +221,7 @@ def candidates(keys: int) -> list[Config]:
     return [
         {**base, "num_warps": warps}
         for base in bases
-        for warps in (4, 8, 16)
+        for warps in (1, 2, 4, 8, 16)
         if base["BLOCK_M"] * base["BLOCK_N"] // (32 * warps) <= VALUES_PER_THREAD
     ]
 
@@ -207,8 +232,11 @@ def config_for(kernel: str, device: Device, keys: int, queries: int, dtype: torc
         base = one_pass(keys) if keys <= 64 else {**by_blocks(32), "BLOCK_M": 8}
     else:
         base = one_pass(keys) if keys <= ONE_PASS else by_blocks(BLOCK_OF_LONG_ROWS)
+        if kernel == "softmax_fwd" and 1024 <= base["BLOCK_N"] <= ONE_PASS and dtype.itemsize == 2:
+            # A row to a program and 32 values to a thread: warps wait for each other twice, so few of them.
+            base |= {"BLOCK_M": 1, "num_warps": min(4, base["BLOCK_N"] // 1024)}
     config = choose(kernel, base, lambda: candidates(keys), keys=keys, dtype=dtype)
-    return {**config, "BLOCK_M": min(config["BLOCK_M"], triton.next_power_of_2(queries))}
+    return {**config, "BLOCK_M": min(config["BLOCK_M"], power_of_2(queries))}
 
 
 def softmax_fwd(
@@ -232,7 +260,7 @@ def softmax_fwd(
         strides, has_mask = mask.stride(), True
     config = config_for("softmax_fwd", device_of(softmax_fwd_kernel, x), keys, queries, x.dtype)
     launch(
-        softmax_fwd_kernel, (rows // queries * triton.cdiv(queries, config["BLOCK_M"]),),
+        softmax_fwd_kernel, (rows // queries * cdiv(queries, config["BLOCK_M"]),),
         x_rows, mask, y, x_rows.stride(0), *strides, heads, queries, keys, scale,
         HAS_MASK=has_mask, CAUSAL=causal, on=x, **config,
     )  # fmt: skip
@@ -251,7 +279,7 @@ def softmax_bwd(dy: torch.Tensor, y: torch.Tensor, scale: float, causal: bool) -
     queries = y.shape[-2] if causal else rows
     config = config_for("softmax_bwd", device_of(softmax_bwd_kernel, y), keys, queries, y.dtype)
     launch(
-        softmax_bwd_kernel, (rows // queries * triton.cdiv(queries, config["BLOCK_M"]),),
+        softmax_bwd_kernel, (rows // queries * cdiv(queries, config["BLOCK_M"]),),
         dy_rows, y_rows, dx, dy_rows.stride(0), y_rows.stride(0), queries, keys, scale,
         CAUSAL=causal, on=y, **config,
     )  # fmt: skip

@@ -26,6 +26,7 @@ from stoker_kernels.ops.sparsify.reference import (
     magnitude_bits,
     window,
 )
+from stoker_kernels.primitives.tiling import cdiv
 from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
 
@@ -132,9 +133,9 @@ def spans(memory: torch.Tensor) -> tuple[int, int]:
     """Return the programs, and the values of each: a multiple of every candidate's TILE."""
     unit = 8192
     limit = PROGRAMS_PER_SM * device_of(select_kernel, memory).multiprocessors
-    units = triton.cdiv(memory.numel(), unit)
-    span = triton.cdiv(units, max(1, min(units, limit))) * unit
-    return triton.cdiv(memory.numel(), span), span
+    units = cdiv(memory.numel(), unit)
+    span = cdiv(units, max(1, min(units, limit))) * unit
+    return cdiv(memory.numel(), span), span
 
 
 def first_places(counts: torch.Tensor) -> torch.Tensor:
@@ -214,7 +215,7 @@ def _select(
     n, k = memory.numel(), values.numel()
     config = choose("sparsify_select", SELECT, lambda: CANDIDATES)
     launch(
-        select_kernel, (triton.cdiv(n, span),),
+        select_kernel, (cdiv(n, span),),
         memory, memory if velocity is None else velocity, bounds.to(torch.int32), first_above,
         first_equal, values, indices, n, span, k,
         MASK_VELOCITY=velocity is not None, on=memory, **config,

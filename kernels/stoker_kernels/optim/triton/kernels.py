@@ -51,11 +51,19 @@ def locate(table_ptr, tensor_of_block_ptr, first, ALIGNED: tl.constexpr, CHUNK: 
 
 
 @triton.jit
-def address(row, column: tl.constexpr, start, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
-    """Element ``start`` of the tensor in ``column``."""
+def address(
+    row, column: tl.constexpr, start, TYPE: tl.constexpr, ALIGNED: tl.constexpr,
+    BESIDE: tl.constexpr = None,
+):  # fmt: skip
+    """Element ``start`` of the tensor in ``column``, read 16 bytes at a time.
+
+    Where wider values of type BESIDE are read with it, as many elements as those have in 16 bytes: else
+    threads would hold other elements of the one than of the other, and exchange them in shared memory.
+    """
     pointer = tl.load(row + column).to(tl.pointer_type(TYPE))
     if ALIGNED:  # numbers from a table carry no divisibility; without it accesses are narrow
-        pointer = tl.multiple_of(pointer, 16)
+        WIDEST: tl.constexpr = TYPE if BESIDE is None else BESIDE
+        pointer = tl.multiple_of(pointer, 16 * TYPE.primitive_bitwidth // WIDEST.primitive_bitwidth)
     return pointer + start
 
 
@@ -104,8 +112,8 @@ def adam_kernel(
     block, index, row, start, count = locate(
         table_ptr, tensor_of_block_ptr, first, ALIGNED, CHUNK
     )  # fmt: skip
-    p_ptr = address(row, 0, start, P_TYPE, ALIGNED)
-    g_ptr = address(row, 1, start, G_TYPE, ALIGNED)
+    p_ptr = address(row, 0, start, P_TYPE, ALIGNED, S_TYPE)
+    g_ptr = address(row, 1, start, G_TYPE, ALIGNED, S_TYPE)
     m_ptr = address(row, 2, start, S_TYPE, ALIGNED)
     v_ptr = address(row, 3, start, S_TYPE, ALIGNED)
     s = scalars_ptr + index * SCALARS
@@ -147,8 +155,9 @@ def sgd_kernel(
     block, index, row, start, count = locate(
         table_ptr, tensor_of_block_ptr, first, ALIGNED, CHUNK
     )  # fmt: skip
-    p_ptr = address(row, 0, start, P_TYPE, ALIGNED)
-    g_ptr = address(row, 1, start, G_TYPE, ALIGNED)
+    BESIDE: tl.constexpr = S_TYPE if HAS_BUFFER else P_TYPE
+    p_ptr = address(row, 0, start, P_TYPE, ALIGNED, BESIDE)
+    g_ptr = address(row, 1, start, G_TYPE, ALIGNED, BESIDE)
     b_ptr = address(row, 2, start, S_TYPE, ALIGNED)
     s = scalars_ptr + index * SCALARS
     scale, l2, step_size = tl.load(s + SCALE), tl.load(s + L2), tl.load(s + STEP_SIZE)

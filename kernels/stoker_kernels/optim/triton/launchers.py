@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 
 from stoker_kernels.optim.table import Table, is_dense, laid_out, table_of
 from stoker_kernels.optim.triton import kernels, scalar_kernels, trust_kernels
+from stoker_kernels.primitives.tiling import cdiv
 from stoker_kernels.runtime.launch import launch
 from stoker_kernels.tuning import Config, choose
 
@@ -32,11 +32,12 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 def config_for(rule: str, dtype: torch.dtype) -> Config:
     """Give eight elements to each thread: 16 bytes of bf16. CHUNK bounds the partials without idling SMs.
 
-    64 registers let four programs share a multiprocessor; only Adam over bf16 must be told.
+    Beside fp32 states Adam is faster with four, and with the 64 registers that let two such programs share a
+    multiprocessor (docs/perf/kernels.md).
     """
     default = {"BLOCK": 2048, "CHUNK": 8192, "num_warps": 8}
     if rule == "adam" and dtype != torch.float32:
-        default["maxnreg"] = 64
+        default |= {"num_warps": 16, "maxnreg": 64}
     return choose(f"optim_{rule}", default, candidates, dtype=dtype)
 
 
@@ -65,7 +66,7 @@ class _Step:
         tensors = self.table.rows.shape[0]
         scalars = self.on.new_empty((tensors, kernels.SCALARS.value), dtype=torch.float32)
         launch(
-            scalar_kernels.scalars_kernel, (triton.cdiv(tensors, TENSORS),),
+            scalar_kernels.scalars_kernel, (cdiv(tensors, TENSORS),),
             self.table.rows, self.hyper, grad_scale, found_inf, scalars, tensors,
             RULE=rule, BLOCK=TENSORS, num_warps=2, on=self.hyper,
         )  # fmt: skip

@@ -99,9 +99,7 @@ class GoodputPolicy:
         """
         jobs, constants, types = snapshot.jobs, self.constants, types_of(snapshot)
         self._tables.keep(job.job_id for job in jobs)
-        speedups = np.hstack(
-            [[self._speedups(job, hints[job.job_id], one) for job in jobs] for one in types]
-        )
+        speedups = self.speedups(snapshot, hints)
         counts = np.concatenate([one.speed * np.array(one.counts) for one in types])
         gpus = sum(one.speed * one.gpus for one in types)
         left_s = np.array([self._left_s(job, hints[job.job_id]) for job in jobs])
@@ -119,6 +117,15 @@ class GoodputPolicy:
             power = np.where(np.isfinite(left_s), 1.0, power)
             values = (cost * alone / power)[:, None] * relative ** power[:, None]
         return np.where(allowed, values, _NEVER)
+
+    def speedups(self, snapshot: Snapshot, hints: Mapping[str, Hints]) -> Floats:
+        """Return how much faster each job is with each count than on one GPU; 0 where it may not have it."""
+        return np.hstack(
+            [
+                [self._speedups(job, hints[job.job_id], one) for job in snapshot.jobs]
+                for one in types_of(snapshot)
+            ]
+        )
 
     def _speedups(self, job: ElasticJob, hints: Hints, one: GpuType) -> Floats:
         """Return how much faster a job is with each count of a type than on one GPU of the reference.

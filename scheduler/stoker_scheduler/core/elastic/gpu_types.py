@@ -21,21 +21,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GpuType:
-    """The nodes of one speed, and the counts of their GPUs that a job may have."""
+    """The nodes of one speed, the size of a whole one, and the counts of their GPUs that a job may have."""
 
     speed: float
     nodes: Mapping[str, int]
+    size: int
     counts: tuple[int, ...]
 
     @property
-    def size(self) -> int:
-        """The GPUs of a node; of the smallest one, if they differ."""
-        return min(self.nodes.values())
-
-    @property
     def gpus(self) -> int:
-        """Their number, in nodes of that size."""
-        return self.size * len(self.nodes)
+        """Their number; of a node that is larger than others, those that one of the others has."""
+        return sum(min(free, self.size) for free in self.nodes.values())
 
     def has(self, allocation: Allocation) -> bool:
         """Return whether all of an allocation is on these nodes."""
@@ -47,9 +43,11 @@ def types_of(snapshot: Snapshot) -> tuple[GpuType, ...]:
     nodes: dict[float, dict[str, int]] = {}
     for node_id, gpus in snapshot.nodes.items():
         nodes.setdefault(snapshot.speeds.get(node_id, 1.0), {})[node_id] = gpus
-    return tuple(
-        GpuType(speed, nodes[speed], counts_of(nodes[speed])) for speed in sorted(nodes)[::-1]
-    )
+    found = []
+    for speed in sorted(nodes)[::-1]:
+        size = snapshot.size or min(nodes[speed].values())
+        found.append(GpuType(speed, nodes[speed], size, counts_of(nodes[speed], size)))
+    return tuple(found)
 
 
 def share_out_types(values: Floats, types: Sequence[GpuType]) -> list[tuple[int, int]]:
@@ -97,5 +95,5 @@ def pack_types(
                 stays = one.has(job.allocation)
                 there[job.job_id] = job if stays else replace(job, allocation=())
                 counts[job.job_id] = count
-        answer |= pack(one.nodes, there, counts)
+        answer |= pack(one.nodes, there, counts, one.size)
     return answer

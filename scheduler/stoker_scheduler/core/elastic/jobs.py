@@ -14,14 +14,8 @@ from typing import Protocol
 from stoker_goodput.batches import BatchLimits
 from stoker_goodput.efficiency import GradientNoise
 from stoker_goodput.throughput import ThroughputParams
-
-Allocation = tuple[tuple[str, int], ...]
-"""The replicas of a job by node, in the order of its ring; a replica has one GPU."""
-
-
-def replicas_of(allocation: Allocation) -> int:
-    """Return how many replicas an allocation has in all."""
-    return sum(count for _, count in allocation)
+from stoker_scheduler.core.elastic.allocations import Allocation as Allocation
+from stoker_scheduler.core.elastic.allocations import replicas_of as replicas_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +79,23 @@ class Snapshot:
     """The cluster as a policy sees it: GPUs by node, and jobs in the order of their submission.
 
     ``speeds`` says of nodes how many times as fast as a reference their GPUs compute, where that is not 1.
+    ``size`` is that of a whole node, where other work leaves less of some; 0 for that of the smallest.
     """
 
     nodes: Mapping[str, int]
     jobs: tuple[ElasticJob, ...]
     speeds: Mapping[str, float] = field(default_factory=dict)
+    size: int = 0
 
     @property
     def gpus(self) -> int:
-        """Their sum."""
-        return sum(self.nodes.values())
+        """Their sum; of a node that is larger than others, those that one of the others has."""
+        return sum(min(free, self.node_size) for free in self.nodes.values())
+
+    @property
+    def node_size(self) -> int:
+        """The GPUs of a whole node."""
+        return self.size or min(self.nodes.values(), default=0)
 
 
 class ElasticPolicy(Protocol):

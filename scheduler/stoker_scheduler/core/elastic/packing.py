@@ -2,7 +2,8 @@
 
 Counts within a node are powers of two that divide it, counts beyond are multiples of it: whatever of these
 fits in sum also fits in place, and no two jobs that span nodes share one (Sia, SOSP 2023, section 3.3, has
-the argument). A job whose count stays keeps its nodes, unless a larger one needs them whole.
+the argument). A job whose count stays keeps its nodes, unless a larger one needs them whole. Where other
+work leaves parts of nodes, what fits in sum may not fit in place: then a job gets the next smaller count.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ FINE_NODES = 16
 """Up to so many nodes, every number of them is a count."""
 
 
-def counts_of(nodes: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the counts that a job may have: powers of two that divide a node, and whole nodes.
+def counts_of(nodes: Mapping[str, int], size: int) -> tuple[int, ...]:
+    """Return the counts that a job may have: powers of two that divide a node of ``size``, and whole nodes.
 
-    All nodes count as the smallest one, so that a whole node is always of the same size. Of more than 16
-    nodes not every number is one: steps of an eighth suffice.
+    Larger nodes count as one of ``size``. Of more than 16 nodes not every number is one: steps of an eighth
+    suffice.
     """
-    size = min(nodes.values(), default=0)
+    largest = min(size, max(nodes.values(), default=0))
     within = [1 << power for power in range(size.bit_length()) if size % (1 << power) == 0]
     if size and within[-1] != size:
         within.append(size)
+    within = [count for count in within if count <= largest]
+    whole = sum(free >= size for free in nodes.values())
     beyond, count = [], 2
-    while size and count <= len(nodes):
+    while size and count <= whole:
         beyond.append(size * count)
         count += max(1, count // FINE_NODES * 2)
     return (*within, *beyond)
@@ -57,11 +60,14 @@ class _Nodes:
 
 
 def pack(
-    nodes: Mapping[str, int], jobs: Mapping[str, ElasticJob], counts: Mapping[str, int]
+    nodes: Mapping[str, int],
+    jobs: Mapping[str, ElasticJob],
+    counts: Mapping[str, int],
+    size: int,
 ) -> dict[str, Allocation]:
-    """Return where each job has its count. Raises ValueError for counts that are not of :func:`counts_of`."""
-    size = min(nodes.values(), default=0)
-    table, order = _Nodes(dict.fromkeys(nodes, size)), {name: i for i, name in enumerate(nodes)}
+    """Return where each job has its count of :func:`counts_of`, or the largest below it that has room."""
+    order, counts = {name: i for i, name in enumerate(nodes)}, dict(counts)
+    table = _Nodes({node_id: min(free, size) for node_id, free in nodes.items()})
     placed: dict[str, list[str]] = {}
     waiting: list[tuple[int, str]] = []
     for job_id, count in counts.items():
@@ -76,18 +82,21 @@ def pack(
         waiting.sort(key=lambda one: (one[0], one[1]))
         count, job_id = waiting.pop()
         before = {node_id for node_id, _ in jobs[job_id].allocation}
-        wanted = count // size if count > size else 1
         share = min(count, size)
-        chosen: list[str] = []
-        for _ in range(wanted):
-            node_id = _choose(table, share, before)
+        chosen = _places(table, count // share, share, before)
+        if chosen is None:
+            less = count - size if count > size else count // 2
+            if less >= max(1, jobs[job_id].min_replicas):
+                counts[job_id] = less
+                waiting.append((less, job_id))
+            continue
+        for node_id in chosen:
             for other in table.smaller(node_id, share):
                 if table.free[node_id] >= share:
                     break
                 waiting.append((table.remove(node_id, other), other))
                 del placed[other]
             table.put(node_id, job_id, share)
-            chosen.append(node_id)
         placed[job_id] = sorted(chosen, key=order.__getitem__)
     return {
         job_id: tuple((node_id, min(counts[job_id], size)) for node_id in node_ids)
@@ -101,9 +110,21 @@ def _keeps(present: Allocation, size: int, table: _Nodes) -> bool:
     return whole and all(table.free.get(node_id, 0) >= count for node_id, count in present)
 
 
-def _choose(table: _Nodes, share: int, before: set[str]) -> str:
+def _places(table: _Nodes, nodes: int, share: int, before: set[str]) -> list[str] | None:
+    """Return the nodes for ``nodes`` shares, one on each; None if there are not so many."""
+    chosen: list[str] = []
+    for _ in range(nodes):
+        node_id = _choose(table, share, before, chosen)
+        if node_id is None:
+            return None
+        chosen.append(node_id)
+    return chosen
+
+
+def _choose(table: _Nodes, share: int, before: set[str], taken: list[str]) -> str | None:
     """Return the node with the least room that suffices, or that where least must move for it."""
-    room = [node_id for node_id, free in table.free.items() if free >= share]
+    open_ = [node_id for node_id in table.free if node_id not in taken]
+    room = [node_id for node_id in open_ if table.free[node_id] >= share]
     if room:
         return min(room, key=lambda node_id: (node_id not in before, table.free[node_id]))
 
@@ -111,7 +132,5 @@ def _choose(table: _Nodes, share: int, before: set[str]) -> str:
         moved = sum(table.smaller(node_id, share).values())
         return table.free[node_id] + moved < share, moved
 
-    best = min(table.free, key=cost)
-    if cost(best)[0]:
-        raise ValueError(f"there is no room for {share} GPUs in one node: {table.free}")
-    return best
+    best = min(open_, key=cost, default=None)
+    return None if best is None or cost(best)[0] else best

@@ -38,19 +38,20 @@ class Sia:
         self, snapshot: Snapshot, hints: Mapping[str, Hints], now_s: float
     ) -> dict[str, Allocation]:
         """Return the allocation of each job that is to have GPUs."""
-        jobs, counts = snapshot.jobs, counts_of(snapshot.nodes)
+        jobs, counts = snapshot.jobs, counts_of(snapshot.nodes, snapshot.node_size)
         if not jobs or not counts:
             return {}
-        size = min(snapshot.nodes.values())
+        size = snapshot.node_size
         self._tables.keep(job.job_id for job in jobs)
         values = np.array(
             [self._values(job, hints[job.job_id], counts, size, now_s) for job in jobs]
         )
-        chosen = share_out(values, counts, size * len(snapshot.nodes))
+        chosen = share_out(values, counts, snapshot.gpus)
         return pack(
             snapshot.nodes,
             {job.job_id: job for job in jobs},
             {job.job_id: count for job, count in zip(jobs, chosen, strict=True) if count},
+            size,
         )
 
     def _values(

@@ -116,8 +116,8 @@ def lease_adopted(state: State, event: ev.LeaseAdopted, outbox: Outbox) -> None:
         group = state.groups.get(event.group_id)
         if group is None or event.kind is Kind.BUNDLE:
             # Two are held if a gang was given up while the leader changed: one of them.
-            known_bundle = group is not None and event.bundle in group.bundles
-            place = None if group is None or known_bundle else node
+            gone = group is None or event.bundle in group.bundles or event.bundle in group.released
+            place = None if gone else node
         else:
             place = group.bundles.get(event.bundle)
     is_known = place is not None and place.node_id == node.node_id

@@ -25,6 +25,8 @@ class PlacementGroup:
     job_id: str
     gang: Gang
     bundles: dict[int, NodeInfo] = field(default_factory=dict)
+    released: dict[int, None] = field(default_factory=dict)
+    """The numbers of bundles that it has given up."""
     closing: bool = False
     """Whether its bundles are to end for other work: nothing more goes into them."""
 

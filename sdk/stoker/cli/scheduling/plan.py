@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from stoker.cli.options import Amounts, cluster_options, http_client, pairs
-from stoker.cli.output import echo, heading, plural, print_json, print_prose
+from stoker.cli.output import echo, heading, plural, print_json, print_prose, print_table
 from stoker.cli.scheduling.explain import TO_CHANGE, print_holders, print_verdicts
+from stoker.cli.tables import Column, Row
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stoker_wire.messages.elastic import PlannedScaling
     from stoker_wire.messages.groups import PlannedLease
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -40,6 +44,11 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 @click.option("--job", default="", metavar="ID", help="As work of this job.")
 @click.option("--queue", default="", metavar="NAME", help="As work of a job in this queue.")
 @click.option("--priority", type=int, default=0, help="Its priority. [default: 0]")
+@click.option(
+    "--elastic",
+    is_flag=True,
+    help="The next round of elastic jobs instead: what each would get, and what replicas are worth.",
+)
 def plan(
     resources: dict[str, float],
     count: int,
@@ -49,6 +58,7 @@ def plan(
     job: str,
     queue: str,
     priority: int,
+    elastic: bool,
     address: str | None,
     token: str | None,
     as_json: bool,
@@ -62,6 +72,11 @@ def plan(
     from stoker_wire.messages.common import SpreadPolicy, Strategy
     from stoker_wire.messages.groups import Bundle, GroupStrategy, PlanReply, PlanRequest
 
+    if elastic:
+        if gang or label or job or queue:
+            raise click.UsageError("--elastic plans all elastic jobs: leave the other options out")
+        plan_elastic(address, token, as_json)
+        return
     if job and queue:
         raise click.UsageError("--queue is that of the job: give --job or --queue")
     if gang and strategy != "hybrid":
@@ -94,6 +109,63 @@ def plan(
     for number, placement in enumerate(reply.placements, 1):
         title = f"gang of {count}" if gang else f"{number} of {count}"
         print_placement(title, placement)
+
+
+def plan_elastic(address: str | None, token: str | None, as_json: bool) -> None:
+    """Print the next round of elastic jobs, by pools that share the same room."""
+    from stoker_wire.messages.elastic import ElasticPlan
+
+    reply = http_client(address, token).call("GET", "/v1/elastic-plan", reply=ElasticPlan)
+    if as_json:
+        print_json(reply)
+        return
+    if not reply.pools:
+        echo("no elastic job runs")
+    for pool in reply.pools:
+        rooms = sum(pool.rooms.values())
+        nodes = plural(len(pool.rooms), "node")
+        echo(f"{heading(f'queue {pool.queue}')} room for {rooms} replicas on {nodes}")
+        if pool.error:
+            print_prose(pool.error, label="all keep what they have: ")
+        rows = [_row(one) for one in pool.jobs]
+        print_table(rows, ELASTIC_COLUMNS, empty="none", indent="  ")
+        if pool.node_more is not None:
+            echo(f"  one more node would add {_worth(pool.node_more)} to the sum of values")
+        if pool.node_less:
+            least = min(pool.node_less, key=lambda name: (pool.node_less[name], name))
+            echo(f"  without {least} it would lose {_worth(pool.node_less[least])}")
+
+
+ELASTIC_COLUMNS = (
+    Column("JOB", "job"),
+    Column("NOW", "now"),
+    Column("NEXT ROUND", "then"),
+    Column("SPEEDUP", "speedup", drop=3),
+    Column("COULD USE", "more", drop=2),
+    Column("WORTH EACH", "worth"),
+    Column("ITS LAST", "last", drop=1),
+)
+
+
+def _row(one: PlannedScaling) -> Row:
+    return {
+        "job": one.job_id,
+        "now": _allocation(one.present),
+        "then": "the same" if one.target == one.present else _allocation(one.target),
+        "speedup": "" if one.speedup is None else f"{one.speedup:.2f}",
+        "more": "" if one.more is None else str(one.more),
+        "worth": _worth(one.more_worth),
+        "last": _worth(one.less_worth),
+    }
+
+
+def _allocation(by_node: Mapping[str, int]) -> str:
+    total = sum(by_node.values())
+    return f"{total} on {plural(len(by_node), 'node')}" if total else "none"
+
+
+def _worth(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
 
 
 def print_placement(title: str, planned: PlannedLease) -> None:

@@ -148,7 +148,7 @@ def simulate(policies: tuple[str, ...], out: str | None, as_json: bool, **option
     for name in others:
         if options[name] not in (None, (), False):
             raise click.UsageError(f"--{name.replace('_', '-')} does not go with --{wanted[0]}")
-    module = "stoker_scheduler.simulation.elastic" if training else "stoker_scheduler.simulate"
+    module = "stoker_scheduler.simulation.elastic" if training else "stoker_scheduler.simulation"
     program = [sys.executable, "-m", module]
     for name in ours:
         given = options[name]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from stoker.exceptions import StokerError
 from stoker_wire.errors import CompactedError
+from stoker_wire.http.tolerant import convert_known
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.events import EventKind
-from stoker_wire.messages.tolerant import convert_known
 from stoker_wire.messages.work import Actor
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ from stoker_wire.http.client.exchange import (
 )
 from stoker_wire.http.client.port_owner import PlainConnection
 from stoker_wire.http.codec import JSON, NDJSON
-from stoker_wire.messages.tolerant import TolerantDecoder
+from stoker_wire.http.tolerant import TolerantDecoder
 from stoker_wire.tls.files import files_of_env
 
 if TYPE_CHECKING:

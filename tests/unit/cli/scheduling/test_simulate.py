@@ -38,7 +38,7 @@ def test_a_trace_is_run_by_the_scheduler(started: list[list[str]]) -> None:
     result = CliRunner().invoke(simulate, [*arguments, "--seed", "0", "--json"])
     assert result.exit_code == 0, result.output
     assert started == [
-        ["stoker_scheduler.simulate", "--cluster=cluster.toml", "--trace=trace.csv", "--seed=0",
+        ["stoker_scheduler.simulation", "--cluster=cluster.toml", "--trace=trace.csv", "--seed=0",
          "--policy=fair", "--policy=fifo", "--json"]
     ]  # fmt: skip
 

@@ -413,3 +413,43 @@ def test_a_bundle_that_a_new_leader_does_not_want_has_its_gpus_until_its_node_ha
     after.feed(ev.LeaseEnded(at_s=0.0, lease_id=bundle.lease_id))
     (start,) = of(cmd.StartWorker, after.out)
     assert start.request_id == asked
+
+
+def shrunk(core: Core, *numbers: int) -> list[cmd.Command]:
+    return core.feed(ev.GroupShrunk(at_s=core.at_s, group_id="pg_1", bundles=numbers))
+
+
+def test_a_bundle_that_is_given_up_ends_with_what_is_in_it_and_the_others_stay() -> None:
+    core = Core({"CPU": 4})
+    core.group("PACK", {"CPU": 2}, {"CPU": 2})
+    core.ask(requirements=inside(bundle=0))
+    kept = core.ask(requirements=inside(bundle=1))
+    out = shrunk(core, 0)
+    assert len(of(cmd.ReleaseLease, out)) == 2, "the bundle, and the lease in it"
+    assert list(core.held()) == [1]
+    assert core.granted(kept)
+    assert core.state.nodes["n_1"].available["CPU"] == 20_000
+    assert not shrunk(core, 0), "again changes nothing"
+
+
+def test_a_bundle_that_was_given_up_is_not_adopted() -> None:
+    core = Core({"CPU": 4})
+    core.group("PACK", {"CPU": 2}, {"CPU": 2})
+    shrunk(core, 0)
+    (bundle,) = bundles(core)
+    adopted = ev.LeaseAdopted(
+        at_s=core.at_s,
+        lease_id="l_1.1.ff",
+        owner_id=bundle.owner_id,
+        job_id=bundle.job_id,
+        kind=ev.Kind.BUNDLE,
+        node_id="n_1",
+        incarnation=1,
+        requirements=bundle.requirements,
+        group_id="pg_1",
+        bundle=0,
+        gpus={},
+        granted_at_s=0.0,
+    )
+    out = core.feed(adopted)
+    assert [one.lease_id for one in of(cmd.ReleaseLease, out)] == ["l_1.1.ff"]

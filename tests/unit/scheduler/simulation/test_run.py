@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from stoker_scheduler.simulate import main, simulate
+from stoker_scheduler.simulation.__main__ import main, simulate
 from stoker_scheduler.simulation.figures import Figures, figures, usage_over_time
 from stoker_scheduler.simulation.inputs import InputError, read_cluster, read_trace
 from stoker_scheduler.simulation.run import What

@@ -49,9 +49,9 @@ from stoker_wire.http.client.exchange import (
 from stoker_wire.http.client.port_owner import check_port_owner
 from stoker_wire.http.client.replicas import Replicas
 from stoker_wire.http.codec import BYTES, MSGPACK, NDJSON, encode_msgpack
+from stoker_wire.http.tolerant import TolerantDecoder
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.control import Event, Page
-from stoker_wire.messages.tolerant import TolerantDecoder
 from stoker_wire.process.log import REQUEST_ID
 from stoker_wire.settings import Settings
 from stoker_wire.tls.contexts import context_for, tls_error

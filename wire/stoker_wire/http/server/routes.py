@@ -31,7 +31,8 @@ class Route:
 
     ``roles`` are those of which a caller needs one. ``body``, ``reply`` and ``query`` are message types
     (``reply`` of one line for a ``stream``), ``replies`` those of other statuses than 200 (None for
-    no body); ``media_type`` is that of a reply of bytes, or ``text/plain`` if lines may be had as text;
+    no body), and of 200 that of a line of a watch if it is no event; ``media_type`` is that of a reply
+    of bytes, or ``text/plain`` if lines may be had as text;
     ``parts`` are patterns of parts of the path, which the handler checks;
     ``summary`` is a verb and its object, for the OpenAPI document; there the operation is named like the
     handler (``submit_job``), and so are functions of clients that are made of it. With ``raw_body`` the

@@ -165,12 +165,13 @@ def _dkv_tile(
 def member_of(step, tiles, GROUP: tl.constexpr):
     """One loop over the group's heads and each head's tiles -> head, tile. Nested loops would drain the
 
-    pipeline at every head, and keep more registers alive.
+    pipeline at every head, and keep more registers alive. The pipeline runs ahead, also where there are no
+    tiles: a division by 0 is undefined, and the compiler would conclude that there are some, and load them.
     """
     if GROUP == 1:  # noqa: SIM108
         member = 0
     else:
-        member = step // tiles
+        member = step // tl.maximum(tiles, 1)
     return member, step - member * tiles
 
 

@@ -21,7 +21,9 @@ def _config(block_m: int, block_n: int, num_warps: int, num_stages: int) -> Conf
 
 
 def _forward(head_dim: int, arch: int, dropout: bool) -> Config:
-    """Keep rows in registers while keys stream: 128 rows feed two groups of four warps, one if D is small."""
+    """Keep rows in registers while keys stream: 64 rows to a group of four warps on Hopper."""
+    if arch >= HOPPER and not dropout and head_dim >= 64:
+        return _config(64, 64, 4, 3)
     if head_dim == 128 and arch < HOPPER:
         return _config(128, 32, 8, 3)
     return _config(128, 64, 8 if head_dim == 128 or dropout else 4, 3)
@@ -29,7 +31,7 @@ def _forward(head_dim: int, arch: int, dropout: bool) -> Config:
 
 def _dq(head_dim: int, arch: int, dropout: bool) -> Config:
     if arch >= HOPPER and not dropout and head_dim >= 64:
-        return _config(64, 32, 4, 3) if head_dim == 128 else _config(128, 32, 8, 3)
+        return _config(64, 32 if head_dim == 128 else 64, 4, 3)
     if arch >= HOPPER:
         return _config(128, 32 if dropout and head_dim == 128 else 64, 8, 2)
     if dropout:
@@ -40,7 +42,7 @@ def _dq(head_dim: int, arch: int, dropout: bool) -> Config:
 def _dkv(head_dim: int, arch: int, dropout: bool) -> Config:
     """Hold two accumulators [N, D]: 128 keys take half of all registers at D = 128."""
     if arch >= HOPPER and not dropout and head_dim >= 64:
-        return _config(32, 64, 4, 4 if head_dim == 128 else 2)
+        return _config(32, 64, 4, 4) if head_dim == 128 else _config(64, 64, 4, 2)
     if arch < HOPPER and (dropout or head_dim == 128):
         return _config(32, 64, 8, 2)
     return _config(64, 128, 8, 2)
@@ -54,7 +56,7 @@ def config(
 ) -> Config:
     """Choose tiles so that no kernel spills a register, which the code generation tests assert.
 
-    Hopper's backward tiles without dropout, D = 64 and 128, are of the fastest measured on an H200
+    Hopper's tiles without dropout, D = 64 and 128, are of the fastest measured on an H200
     that spill nothing (docs/perf/kernels.md); the others follow from registers and shared memory.
     fp32 products run on the CUDA cores and need small tiles for that. The interpreter's tiles are
     unequal on purpose.

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import triton
 
 from stoker_kernels.ops.attention.reference import new_like
 from stoker_kernels.ops.attention.triton.backward import (
@@ -17,6 +16,7 @@ from stoker_kernels.ops.attention.triton.backward import (
 )
 from stoker_kernels.ops.attention.triton.configs import candidates, config
 from stoker_kernels.ops.attention.triton.forward import attention_fwd_kernel
+from stoker_kernels.primitives.tiling import cdiv
 from stoker_kernels.runtime.launch import device_of, is_interpreted, launch
 from stoker_kernels.tuning import Config, choose
 
@@ -78,7 +78,7 @@ class _Call:
         if heads > MAX_GRID:
             raise ValueError(f"attention takes at most {MAX_GRID} heads on the GPU, got {heads}")
         for first in range(0, self.batch, MAX_GRID):
-            yield first, (triton.cdiv(length, block), heads, min(self.batch - first, MAX_GRID))
+            yield first, (cdiv(length, block), heads, min(self.batch - first, MAX_GRID))
 
     def config(self, kernel: str) -> Config:
         """Return the tuned tile sizes of ``kernel``, or the heuristic."""

@@ -190,10 +190,10 @@ def test_nothing_to_share_is_no_error() -> None:
 
 
 def test_counts_are_powers_of_two_and_whole_nodes() -> None:
-    assert counts_of({f"n{i}": 4 for i in range(5)}) == (1, 2, 4, 8, 12, 16, 20)
-    assert counts_of({f"n{i}": 6 for i in range(2)}) == (1, 2, 6, 12)
-    assert counts_of({f"n{i}": 3 for i in range(2)}) == (1, 3, 6)
-    assert counts_of({"n0": 1, "n1": 1}) == (1, 2)
-    assert counts_of({}) == ()
-    many = counts_of({f"n{i}": 8 for i in range(256)})
+    assert counts_of({f"n{i}": 4 for i in range(5)}, 4) == (1, 2, 4, 8, 12, 16, 20)
+    assert counts_of({f"n{i}": 6 for i in range(2)}, 6) == (1, 2, 6, 12)
+    assert counts_of({f"n{i}": 3 for i in range(2)}, 3) == (1, 3, 6)
+    assert counts_of({"n0": 1, "n1": 1}, 1) == (1, 2)
+    assert counts_of({}, 0) == ()
+    many = counts_of({f"n{i}": 8 for i in range(256)}, 8)
     assert many[-1] <= 2048 and len(many) < 60

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
-
 from stoker_scheduler.core.elastic.jobs import Allocation, ElasticJob, Snapshot, check, replicas_of
 from stoker_scheduler.core.elastic.packing import counts_of, pack
 
@@ -19,13 +17,13 @@ def test_whatever_fits_in_sum_fits_in_place(seed: int) -> None:
         for _ in range(6):
             left, counts, number = size * len(nodes), {}, 0
             while left and random.random() < 0.95:
-                choices = [count for count in counts_of(nodes) if count <= left]
+                choices = [count for count in counts_of(nodes, size) if count <= left]
                 count = random.choice(choices)
                 counts[f"job_{number}"] = count
                 left -= count
                 number += 1
             jobs = {name: ElasticJob(name, 0.0, present.get(name, ())) for name in counts}
-            answer = pack(nodes, jobs, counts)
+            answer = pack(nodes, jobs, counts, size)
             check(Snapshot(nodes, tuple(jobs.values())), answer)
             assert {name: replicas_of(one) for name, one in answer.items()} == counts
             present = answer
@@ -39,14 +37,14 @@ def test_who_keeps_its_count_stays() -> None:
         "c": (("node-0", 1),),
     }
     jobs = {name: ElasticJob(name, 0.0, one) for name, one in present.items()}
-    answer = pack(nodes, jobs, {"a": 2, "b": 8, "c": 1})
+    answer = pack(nodes, jobs, {"a": 2, "b": 8, "c": 1}, 4)
     assert answer == present
 
 
 def test_one_that_grows_keeps_the_nodes_it_has() -> None:
     nodes = {f"node-{index}": 4 for index in range(4)}
     jobs = {"a": ElasticJob("a", 0.0, (("node-2", 4),)), "b": ElasticJob("b", 0.0)}
-    answer = pack(nodes, jobs, {"a": 8, "b": 4})
+    answer = pack(nodes, jobs, {"a": 8, "b": 4}, 4)
     assert "node-2" in dict(answer["a"])
 
 
@@ -57,7 +55,7 @@ def test_a_whole_node_is_emptied_by_the_fewest() -> None:
         "two": ElasticJob("two", 0.0, (("node-1", 2),)),
         "new": ElasticJob("new", 0.0),
     }
-    answer = pack(nodes, jobs, {"one": 1, "two": 2, "new": 4})
+    answer = pack(nodes, jobs, {"one": 1, "two": 2, "new": 4}, 4)
     assert answer["two"] == (("node-1", 2),)
     assert answer["one"] == (("node-1", 1),)
     assert answer["new"] == (("node-0", 4),)
@@ -65,10 +63,32 @@ def test_a_whole_node_is_emptied_by_the_fewest() -> None:
 
 def test_a_job_on_a_node_that_is_gone_moves() -> None:
     jobs = {"a": ElasticJob("a", 0.0, (("lost", 4),))}
-    assert pack({"node-0": 4}, jobs, {"a": 4}) == {"a": (("node-0", 4),)}
+    assert pack({"node-0": 4}, jobs, {"a": 4}, 4) == {"a": (("node-0", 4),)}
 
 
-def test_counts_that_do_not_fit_are_refused() -> None:
-    jobs = {name: ElasticJob(name, 0.0) for name in ("a", "b")}
-    with pytest.raises(ValueError, match="no room for 4 GPUs"):
-        pack({"node-0": 4}, jobs, {"a": 4, "b": 4})
+def test_where_others_leave_parts_of_nodes_a_job_gets_the_next_smaller_count() -> None:
+    jobs = {name: ElasticJob(name, float(i)) for i, name in enumerate(("a", "b", "c"))}
+    nodes = {"node-0": 3, "node-1": 3, "node-2": 4}
+    answer = pack(nodes, jobs, {"a": 4, "b": 4, "c": 2}, 4)
+    assert sorted(map(replicas_of, answer.values())) == [2, 2, 4]
+    check(Snapshot(nodes, tuple(jobs.values()), size=4), answer)
+    at_least = {name: ElasticJob(name, 0.0, min_replicas=4) for name in ("a", "b")}
+    assert pack(nodes, at_least, {"a": 4, "b": 4}, 4) == {"b": (("node-2", 4),)}
+
+
+def test_uneven_nodes_are_never_given_away_twice(seed: int) -> None:
+    random = Random(seed)
+    for _ in range(300):
+        size = random.choice((2, 4, 8))
+        nodes = {f"node-{i}": random.randint(0, size + 1) for i in range(random.randint(1, 8))}
+        choices = counts_of(nodes, size)
+        if not choices:
+            continue
+        counts = {f"job_{i}": random.choice(choices) for i in range(random.randint(1, 8))}
+        jobs = {name: ElasticJob(name, 0.0) for name in counts}
+        answer = pack(nodes, jobs, counts, size)
+        check(Snapshot(nodes, tuple(jobs.values()), size=size), answer)
+        assert answer, "whatever is a count fits on the empty nodes"
+        again = {name: ElasticJob(name, 0.0, answer.get(name, ())) for name in counts}
+        kept = {name: replicas_of(one) for name, one in answer.items()}
+        assert pack(nodes, again, kept, size) == answer, "who keeps its count stays"

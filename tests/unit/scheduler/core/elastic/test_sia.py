@@ -24,7 +24,7 @@ NODES = {f"node-{index}": 4 for index in range(16)}
 
 def test_shares_are_those_of_the_integer_program(seed: int) -> None:
     random = np.random.default_rng(seed)
-    counts = counts_of(NODES)
+    counts = counts_of(NODES, 4)
     for _ in range(20):
         values = random.random((int(random.integers(1, 30)), len(counts)))
         values[random.random(values.shape) < 0.3] = -np.inf

@@ -192,7 +192,7 @@ def _success(route: BoundRoute, schema_of: dict[str, Any]) -> dict[str, Any]:
             schema = {"schema": schema_of[repr(type_)]}
             replies[str(status)]["content"] = {JSON: schema, MSGPACK: schema}
     if route.reply is not None:
-        return {"200": _record(route, schema_of), **replies}
+        return {**replies, "200": _record(route, schema_of)}
     if replies or (route.method != "GET" and not route.stream):
         return replies or {"204": {"description": "Done."}}
     schema = _RAW.get(route.media_type, _BINARY)
@@ -211,11 +211,14 @@ def _record(route: BoundRoute, schema_of: dict[str, Any]) -> dict[str, Any]:
             lines[EVENT_STREAM] = schema
         return {"description": "One per line.", "content": lines}
     if "watch" in route.query_names:
+        page = {JSON: schema, MSGPACK: schema}
+        if 200 in route.replies:
+            line = {"schema": schema_of[repr(route.replies[200])]}
+            text = "A page; with `watch` a stream of records, one per line."
+            return {"description": text, "content": {**page, NDJSON: line}}
         events = {"schema": schema_of[repr(Event)]}
-        return {
-            "description": "A page; with `watch` a stream of events, one per line or as SSE.",
-            "content": {JSON: schema, MSGPACK: schema, NDJSON: events, EVENT_STREAM: events},
-        }
+        text = "A page; with `watch` a stream of events, one per line or as SSE."
+        return {"description": text, "content": {**page, NDJSON: events, EVENT_STREAM: events}}
     return {"description": "Done.", "content": {JSON: schema, MSGPACK: schema}}
 
 

@@ -41,7 +41,7 @@ TAGS = (
     Tag(
         "Scheduling",
         "What there is, who has it, and why something waits.",
-        ("cluster", "explain", "leases", "owners", "plan", "resources"),
+        ("cluster", "elastic-plan", "explain", "leases", "owners", "plan", "resources"),
     ),
     Tag(
         "Nodes",

@@ -22,6 +22,7 @@ from stoker_wire.messages.control import (
     Page,
     QueueEntry,
 )
+from stoker_wire.messages.elastic import ElasticPlan, PoolPlan
 from stoker_wire.messages.groups import PlanReply, PlanRequest
 from stoker_wire.messages.objects import ObjectInfo
 from stoker_wire.messages.queries import ObjectQuery
@@ -81,6 +82,24 @@ async def get_cluster_resources(app: GcsApp, _: Request) -> ClusterResources:
 async def plan_demands(app: GcsApp, req: Request) -> PlanReply:
     body = msgspec.structs.replace(req.body, user=req.body.user or req.principal.name)
     return await app.peers.call_scheduler("POST", "/v1/plan", body, reply=PlanReply)
+
+
+async def plan_elastic_round(app: GcsApp, req: Request) -> ElasticPlan:
+    plan = await app.peers.call_scheduler("GET", "/v1/elastic-plan", reply=ElasticPlan)
+    if req.principal.sees_all:
+        return plan
+    seen = await app.access.job_ids(req.principal)
+    return msgspec.structs.replace(plan, pools=tuple(_seen(pool, seen) for pool in plan.pools))
+
+
+def _seen(pool: PoolPlan, job_ids: frozenset[str]) -> PoolPlan:
+    """Return a pool without the jobs that a principal does not see."""
+    jobs = tuple(
+        one if one.held_by in job_ids else msgspec.structs.replace(one, held_by="")
+        for one in pool.jobs
+        if one.job_id in job_ids
+    )
+    return msgspec.structs.replace(pool, jobs=jobs)
 
 
 async def explain_demand(app: GcsApp, req: Request) -> Explanation:
@@ -170,6 +189,15 @@ ROUTES = (
         idempotency=False,
         roles=READERS,
         summary="Plan where demands would go, and whom they would preempt",
+    ),
+    Route(
+        "GET",
+        "/v1/elastic-plan",
+        plan_elastic_round,
+        cost="expensive",
+        reply=ElasticPlan,
+        roles=READERS,
+        summary="Plan a round of elastic jobs, and say what their replicas are worth",
     ),
     Route(
         "POST",

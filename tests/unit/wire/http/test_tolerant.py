@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker_wire.messages import tolerant
-from stoker_wire.messages.tolerant import TolerantDecoder, convert_known, steps_to
+from stoker_wire.http import tolerant
+from stoker_wire.http.tolerant import TolerantDecoder, convert_known, steps_to
 
 
 class Leaf(msgspec.Struct):

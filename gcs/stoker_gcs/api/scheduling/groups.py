@@ -18,6 +18,7 @@ from stoker_wire.messages.groups import (
     GroupState,
     PlacementGroup,
     PreemptGroup,
+    ReleaseBundles,
 )
 from stoker_wire.messages.queries import GroupQuery, WaitQuery
 from stoker_wire.messages.work import DETACHED_JOB
@@ -66,6 +67,10 @@ async def preempt_placement_group(app: GcsApp, req: Request) -> PlacementGroup:
     return await app.groups.preempt(req.path["group_id"], req.body)
 
 
+async def release_bundles(app: GcsApp, req: Request) -> PlacementGroup:
+    return await app.groups.release(req.path["group_id"], req.body)
+
+
 async def explain_placement_group(app: GcsApp, req: Request) -> Explanation:
     return await app.explainer.group(req.path["group_id"])
 
@@ -77,7 +82,7 @@ ROUTES = (
         create_placement_group,
         body=CreatePlacementGroup,
         reply=PlacementGroup,
-        roles=WORK,
+        roles=WORK | SCHEDULERS,
         summary="Create placement group",
     ),
     Route(
@@ -111,7 +116,7 @@ ROUTES = (
         "/v1/placement-groups/{group_id}",
         remove_placement_group,
         reply=PlacementGroup,
-        roles=WORK,
+        roles=WORK | SCHEDULERS,
         summary="Remove placement group; what runs in it ends",
     ),
     Route(
@@ -122,6 +127,15 @@ ROUTES = (
         reply=PlacementGroup,
         roles=SCHEDULERS | ADMINS,
         summary="Place all bundles of placement group again (asked for by the scheduler)",
+    ),
+    Route(
+        "POST",
+        "/v1/placement-groups/{group_id}/release",
+        release_bundles,
+        body=ReleaseBundles,
+        reply=PlacementGroup,
+        roles=WORK | SCHEDULERS,
+        summary="Give up some bundles of placement group for good; what runs in them ends",
     ),
     Route(
         "GET",

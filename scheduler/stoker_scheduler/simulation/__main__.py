@@ -1,4 +1,4 @@
-"""``python -m stoker_scheduler.simulate``, or ``stoker simulate``: what would happen to this trace?
+"""``python -m stoker_scheduler.simulation``, or ``stoker simulate``: what would happen to this trace?
 
 Runs the real scheduler core in virtual time on a cluster and a trace from files, and prints utilisation,
 waiting, completion, fairness and preemptions. The same inputs and seed give the same output.
