@@ -26,7 +26,7 @@ from stoker_scheduler.simulation.elastic.figures import (
     mean_of,
 )
 from stoker_scheduler.simulation.elastic.plots import can_plot, plot_loads, plot_study
-from stoker_scheduler.simulation.elastic.policies import KINDS
+from stoker_scheduler.simulation.elastic.policies import KINDS, kinds
 from stoker_scheduler.simulation.elastic.profiles import Model, read_profiles
 from stoker_scheduler.simulation.elastic.study import Log, NodeType, World, run
 from stoker_scheduler.simulation.elastic.workloads import WorkloadJob, read_workload
@@ -45,7 +45,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--workload", "workloads", required=True, multiple=True, type=_FILE,
               help="CSV: name, time, application, num_replicas, batch_size.")  # fmt: skip
 @click.option("--policy", "policies", multiple=True, default=("stoker",), show_default=True,
-              metavar="NAME", help=f"Of {', '.join(KINDS)}; several are compared.")  # fmt: skip
+              metavar="NAME", help=f"Of {', '.join(KINDS)}, or installed; several are compared.")  # fmt: skip
 @click.option("--nodes", type=click.IntRange(1, 999), default=16, show_default=True)
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), default=4, show_default=True)
 @click.option("--gpu-type", "gpu_types", multiple=True, metavar="NAME:NODESxGPUS:SPEED",
@@ -94,10 +94,11 @@ def main(
     as_json: bool,
 ) -> None:
     """Run workloads of elastic training jobs under policies of your choice, in virtual time."""
+    known = kinds()
     for name in policies:
-        if name not in KINDS:
+        if name not in known:
             raise click.BadParameter(
-                f"{name!r} is none; {suggestion(name, KINDS)}", param_hint="--policy"
+                f"{name!r} is none; {suggestion(name, known)}", param_hint="--policy"
             )
     try:
         models = read_profiles(profiles)
@@ -199,7 +200,7 @@ def _study(
     quiet: bool,
 ) -> Figures:
     """Run one policy on one workload, and again with other seeds where something is random."""
-    kind, found = KINDS[name], []
+    kind, found = kinds()[name], []
     count = seeds if kind.is_random or world.noise or world.failures_h else 1
     with _progress(f"{title}: {name}", len(workload) * count, quiet=quiet) as advance:
         for seed in range(count):

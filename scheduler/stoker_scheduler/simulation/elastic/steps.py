@@ -36,7 +36,7 @@ MAX_LOOKS = 1_000
 
 @dataclass(slots=True)
 class Steps:
-    """How the jobs of a study stand, by name."""
+    """The jobs of a study as they stand, by name."""
 
     standings: dict[str, Standing] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
