@@ -16,6 +16,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,10 +25,10 @@ from stoker_goodput.efficiency import GradientNoise
 from stoker_goodput.throughput import ThroughputParams
 from stoker_scheduler.core.elastic.goodput_policy import Constants, GoodputPolicy
 from stoker_scheduler.core.elastic.jobs import ElasticJob, Hints, Snapshot, replicas_of
-from stoker_scheduler.simulation.elastic.figures import figures
+from stoker_scheduler.simulation.elastic.figures import fairness, figures
 from stoker_scheduler.simulation.elastic.policies import KINDS, PolicyKind
 from stoker_scheduler.simulation.elastic.profiles import read_profiles
-from stoker_scheduler.simulation.elastic.study import World, run
+from stoker_scheduler.simulation.elastic.study import JobRow, World, run
 from stoker_scheduler.simulation.elastic.workloads import read_workload
 
 LOADS = ("1.0", "0.5", "1.5", "2.0")
@@ -40,8 +41,23 @@ RESTARTS = {"cifar10": 50.0, "deepspeech2": 25.0, "bert": 120.0, "yolov3": 80.0,
 Study = tuple[Path, str, int, str, Constants, World, int]
 
 
-def study(arguments: Study) -> tuple[float, float, float, float, float]:
-    """Return mean, p99 and makespan of a study by those published for Pollux, its seconds, and its mean."""
+class Result(NamedTuple):
+    """One study: mean, p99 and makespan by those published for Pollux; what it took, and means in seconds.
+
+    ``fairness`` is the worst finish-time-fairness ratio, ``published_fairness`` that of Pollux.
+    """
+
+    mean: float
+    p99: float
+    makespan: float
+    took_s: float
+    mean_jct_s: float
+    fairness: float
+    published_fairness: float
+
+
+def study(arguments: Study) -> Result:
+    """Run one policy on one workload of the data."""
     data, load, number, policy, constants, world, seed = arguments
     folder = "workloads" if load == "1.0" else f"workloads-{load}"
     jobs = read_workload(data / folder / f"workload-{number}.csv", read_profiles(data), world.gpus)
@@ -56,18 +72,25 @@ def study(arguments: Study) -> tuple[float, float, float, float, float]:
     published = [float(row["pollux_s"]) for row in rows]
     submitted = {job.name: job.submitted_s for job in jobs}
     makespan_s = max(float(row["pollux_s"]) + submitted[row["name"]] for row in rows)
-    return (
-        found.mean_jct_s / statistics.fmean(published),
-        found.p99_jct_s / float(np.percentile(published, 99)),
-        found.makespan_s / makespan_s,
-        took_s,
-        found.mean_jct_s,
+    theirs = [
+        JobRow(name, "", at_s, at_s, at_s + float(row["pollux_s"]), 0, 0.0)
+        for row in rows
+        for name, at_s in ((row["name"], submitted[row["name"]]),)
+    ]
+    return Result(
+        mean=found.mean_jct_s / statistics.fmean(published),
+        p99=found.p99_jct_s / float(np.percentile(published, 99)),
+        makespan=found.makespan_s / makespan_s,
+        took_s=took_s,
+        mean_jct_s=found.mean_jct_s,
+        fairness=found.worst_fairness,
+        published_fairness=max(fairness(theirs, world, jobs).values()),
     )
 
 
 def by_load(
     data: Path, policy: str, constants: Constants, world: World, loads: tuple[str, ...] = LOADS
-) -> dict[str, list[tuple[float, float, float, float, float]]]:
+) -> dict[str, list[Result]]:
     """Return the results of the four workloads of each load."""
     seeds = range(3 if KINDS[policy].is_random or world.noise else 1)
     work = [
@@ -82,20 +105,24 @@ def by_load(
     for index, load in enumerate(loads):
         ours = found[index * 4 * len(seeds) : (index + 1) * 4 * len(seeds)]
         grouped = np.array(ours).reshape(4, len(seeds), -1).mean(axis=1)
-        results[load] = [tuple(map(float, row)) for row in grouped]
-    return results  # type: ignore[return-value]
+        results[load] = [Result(*map(float, row)) for row in grouped]
+    return results
 
 
-def show(title: str, results: dict[str, list[tuple[float, float, float, float, float]]]) -> None:
-    """Print a line for each load."""
+def show(title: str, results: dict[str, list[Result]]) -> None:
+    """Print a line for each load, and one of its workloads."""
     for load, rows in results.items():
-        mean, p99, makespan, took_s = (statistics.fmean(row[i] for row in rows) for i in range(4))
-        each = " ".join(f"{row[0]:.3f}" for row in rows)
+        mean = Result(*(statistics.fmean(column) for column in zip(*rows, strict=True)))
         print(
-            f"{title:24s} load {load}: {mean:.3f} of Pollux's mean ({each}), p99 {p99:.2f}, "
-            f"makespan {makespan:.2f}, {took_s:.0f} s a workload",
-            flush=True,
+            f"{title:24s} load {load}: {mean.mean:.3f} of Pollux's mean, p99 {mean.p99:.3f}, "
+            f"makespan {mean.makespan:.3f}, {mean.took_s:.0f} s a workload"
         )
+        each = ", ".join(
+            f"{row.mean_jct_s:.0f} s ({row.mean:.3f}, fairness {row.fairness:.1f}, "
+            f"Pollux's {row.published_fairness:.1f})"
+            for row in rows
+        )
+        print(f"{'':24s} {each}", flush=True)
 
 
 def rounds(gpus: int, jobs: int, count: int = 20, seed: int = 0) -> list[float]:
@@ -143,6 +170,9 @@ def main() -> None:
     )
     parser.add_argument("--data", type=Path, help="folder of the data of Pollux's study")
     parser.add_argument("--policy", action="append", choices=list(KINDS), help="[stoker]")
+    parser.add_argument(
+        "--declared", action="store_true", help="also with epochs that are declared"
+    )
     parser.add_argument("--sensitivity", action="store_true", help="half and double each constant")
     options = parser.parse_args()
     for gpus, jobs, limit_s in SIZES:
@@ -159,10 +189,13 @@ def main() -> None:
     for policy in options.policy or ["stoker"]:
         show(policy, by_load(options.data, policy, constants, world))
         disturbed = replace(world, noise=0.05, restart_by_model=RESTARTS)
+        if options.declared:
+            declared = replace(world, declare_epochs=True)
+            show(f"{policy}, declared", by_load(options.data, policy, constants, declared))
         title = f"{policy}, noise and restarts"
         show(title, by_load(options.data, policy, constants, disturbed, ("1.0",)))
     base = by_load(options.data, "stoker", constants, world) if options.sensitivity else {}
-    mean = statistics.fmean(row[0] for rows in base.values() for row in rows) if base else 0.0
+    mean = statistics.fmean(row.mean for rows in base.values() for row in rows) if base else 0.0
     for name, value in asdict(constants).items() if base else ():
         for factor in (0.5, 2.0):
             changed = type(value)(value * factor)
@@ -171,7 +204,7 @@ def main() -> None:
             if name == "power":
                 changed = min(changed, 0.99)
             results = by_load(options.data, "stoker", replace(constants, **{name: changed}), world)
-            other = statistics.fmean(row[0] for rows in results.values() for row in rows)
+            other = statistics.fmean(row.mean for rows in results.values() for row in rows)
             print(f"{name:16s} {value:g} -> {changed:g}: {other / mean - 1:+.1%}", flush=True)
 
 

@@ -4,6 +4,10 @@ Minimised, by L-BFGS-B (OSDI 2021, section 4.1): the root mean square error of `
 ``log T_step``, and a little for what speaks of neither (a gamma above 1, and slopes of the network that are
 large beside their offsets). What has not been seen yet is pinned near 0, so assumed to scale perfectly: a
 scheduler that believes it explores.
+
+A root of mean squares has a kink where the observations are met exactly, and the loss flat valleys: there the
+search stops early, and leaves offset and slope of the network as it came upon them. A slope that is too steep
+hides every larger allocation. So ours is rounded by ``TOLERANCE``, and searched to the end; Pollux's is not.
 """
 
 from __future__ import annotations
@@ -20,8 +24,12 @@ from stoker_goodput.throughput import MAX_GAMMA, TINY, Floats, ThroughputParams,
 START = np.array([1e-1, 1e-2, 1e-1, 1e-2, 1e-1, 1e-2, 1.0 + 1e-3])
 GAMMA_WEIGHT = 1e-3
 SLOPE_WEIGHT = 1e-2
+TOLERANCE = 0.03
+"""Errors of this size and below are those of the model, not worth a distorted parameter."""
 NETWORK_RATIO = 1.1
 """What was not seen across nodes is at least so many times what was seen within one."""
+_TO_THE_END = {"ftol": 1e-12, "gtol": 1e-7}
+"""By default the search stops in the flat valleys of this loss."""
 _ALPHA_C, _BETA_C, _ALPHA_N, _BETA_N, _ALPHA_R, _BETA_R, _GAMMA = range(7)
 
 
@@ -48,10 +56,10 @@ class Observation:
                 raise ValueError(f"{name} is {value}: it must be a time, and positive")
 
 
-def fit(observations: Iterable[Observation]) -> ThroughputParams:
+def fit(observations: Iterable[Observation], tolerance: float = TOLERANCE) -> ThroughputParams:
     """Return the parameters that explain the observations, each of which counts once.
 
-    Raises ValueError if there are none.
+    A ``tolerance`` of 0 is Pollux's own loss. Raises ValueError if there are none.
     """
     from scipy.optimize import minimize
 
@@ -61,11 +69,12 @@ def fit(observations: Iterable[Observation]) -> ThroughputParams:
     nodes, replicas, local, accumulation, step = seen.T
     start, lower, upper = _bounds(nodes, replicas, local, accumulation)
     found = minimize(
-        _Loss.of(nodes, replicas, local, accumulation, step),
+        _Loss.of(nodes, replicas, local, accumulation, step, tolerance),
         start,
         jac=True,
         method="L-BFGS-B",
         bounds=list(zip(lower, upper, strict=True)),
+        options=_TO_THE_END if tolerance else {},
     )
     values = np.clip(found.x, lower, upper)
     if not (nodes > 1).any():
@@ -119,10 +128,17 @@ class _Loss:
     within: NDArray[np.intp]
     log_accumulation: Floats
     log_step: Floats
+    tolerance: float
 
     @classmethod
     def of(
-        cls, nodes: Floats, replicas: Floats, local: Floats, accumulation: Floats, step: Floats
+        cls,
+        nodes: Floats,
+        replicas: Floats,
+        local: Floats,
+        accumulation: Floats,
+        step: Floats,
+        tolerance: float,
     ) -> _Loss:
         return cls(
             local,
@@ -131,6 +147,7 @@ class _Loss:
             np.flatnonzero((nodes <= 1) & (replicas > 1)),
             np.log(accumulation),
             np.log(step),
+            tolerance,
         )
 
     def __call__(self, values: Floats) -> tuple[float, Floats]:
@@ -148,9 +165,9 @@ class _Loss:
         by_gamma = (part * log_passes + (1 - part) * log_network - log_predicted) / gamma
 
         gradient = np.zeros(7)
-        loss, weight = _rms(log_passes - self.log_accumulation)
+        loss, weight = self._error(log_passes - self.log_accumulation)
         by_accumulation = weight / accumulation
-        of_step, weight = _rms(log_predicted - self.log_step)
+        of_step, weight = self._error(log_predicted - self.log_step)
         loss += of_step
         by_accumulation += weight * part / accumulation
         by_network = weight * (1 - part) / network
@@ -169,11 +186,10 @@ class _Loss:
             gradient[at + 1] += 2 * SLOPE_WEIGHT * slope / alpha
         return loss, gradient
 
+    def _error(self, residuals: Floats) -> tuple[float, Floats]:
+        """Return the root mean square, rounded where it is 0, and its derivative by each residual."""
+        size = math.sqrt(residuals @ residuals / len(residuals) + self.tolerance**2)
+        return size, residuals / (len(residuals) * size) if size > 0 else residuals
+
 
 _sum = np.add.reduce
-
-
-def _rms(residuals: Floats) -> tuple[float, Floats]:
-    """Return the root mean square, and its derivative by each residual."""
-    size = math.sqrt(residuals @ residuals / len(residuals))
-    return size, residuals / (len(residuals) * size) if size > 0 else residuals

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.optimize import approx_fprime
 
-from stoker_goodput.fitting import START, Observation, _Loss, error, fit
+from stoker_goodput.fitting import START, TOLERANCE, Observation, _Loss, error, fit
 from stoker_goodput.throughput import ThroughputParams
 
 
@@ -36,10 +36,11 @@ SEEN = [(1, 1, 16), (1, 1, 64), (1, 2, 32), (1, 4, 64), (1, 4, 16), (2, 8, 64), 
 UNSEEN = [(1, 1, 32), (1, 3, 48), (2, 7, 24), (4, 16, 64), (6, 24, 32), (8, 32, 48)]
 
 
-def test_the_gradient_is_that_of_the_loss(seed: int) -> None:
+@pytest.mark.parametrize("tolerance", [0.0, TOLERANCE])
+def test_the_gradient_is_that_of_the_loss(seed: int, tolerance: float) -> None:
     random = Random(seed)
     seen = [observed(truth(random), *where, random, 0.05) for where in SEEN]
-    loss = _Loss.of(*np.array([astuple(one) for one in seen]).T)
+    loss = _Loss.of(*np.array([astuple(one) for one in seen]).T, tolerance)
     for _ in range(5):
         values = START * np.exp([random.gauss(0, 0.5) for _ in START])
         values[-1] = random.uniform(1.05, 5)
@@ -65,6 +66,24 @@ def test_what_was_not_seen_is_assumed_to_scale() -> None:
     within = fit([Observation(1, 1, 32, 0.2, 0.2), Observation(1, 2, 32, 0.2, 0.3)])
     assert within.network_time(2, 2) >= within.network_time(1, 2) * 1.1 - 1e-9
     assert within.beta_n <= 1e-7, "two replicas say nothing of more"
+
+
+def test_one_observation_across_nodes_says_nothing_of_a_slope(seed: int) -> None:
+    """Found in a study: a job that was once on 8 GPUs believed each one more to cost as much as a pass."""
+    random = Random(seed)
+    for _ in range(10):
+        passes, beside = random.uniform(0.1, 0.5), random.uniform(0.05, 0.2)
+        across = random.uniform(1.0, 3.0)
+        found = fit(
+            [
+                Observation(1, 4, 4, passes, passes + beside),
+                Observation(1, 4, 8, passes * 1.1, passes * 1.1 + beside),
+                Observation(1, 2, 4, passes, passes + beside * 0.8),
+                Observation(2, 8, 8, passes * 1.1, passes * 1.1 + across),
+            ]
+        )
+        assert float(found.step_time(2, 8, 8)) == pytest.approx(passes * 1.1 + across, rel=0.1)
+        assert float(found.network_time(4, 16)) <= 1.3 * float(found.network_time(2, 8))
 
 
 def test_an_error_is_the_largest_one() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from stoker_goodput.batches import Batch, BatchLimits, best_goodputs, capped, divide
 from stoker_goodput.efficiency import GradientNoise
-from stoker_goodput.fitting import Observation, error, fit
+from stoker_goodput.fitting import TOLERANCE, Observation, error, fit
 from stoker_goodput.throughput import ThroughputParams
 
 EXPLAINED = 0.05
@@ -21,7 +21,7 @@ class Agent:
 
     limits: BatchLimits
     as_pollux: bool = False
-    """Fit for each new configuration, also where the last fit explains it; its first measurement stays."""
+    """Fit for each new configuration by Pollux's own loss; the first measurement of each stays."""
     params: ThroughputParams | None = None
     noise: GradientNoise | None = None
     profiled_replicas: int = 0
@@ -54,7 +54,8 @@ class Agent:
     def refit(self) -> None:
         """Fit again, if something was measured that the parameters do not explain."""
         if self._stale:
-            self.params = fit(self._seen.values())
+            tolerance = 0.0 if self.as_pollux else TOLERANCE
+            self.params = fit(self._seen.values(), tolerance)
             self._fitted = dict(self._seen)
             self._stale = False
 

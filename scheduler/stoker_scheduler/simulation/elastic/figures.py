@@ -14,7 +14,7 @@ from stoker_scheduler.core.elastic.jobs import replicas_of
 from stoker_scheduler.simulation.elastic.profiles import tightest
 
 if TYPE_CHECKING:
-    from stoker_scheduler.simulation.elastic.study import Log, World
+    from stoker_scheduler.simulation.elastic.study import JobRow, Log, World
     from stoker_scheduler.simulation.elastic.workloads import WorkloadJob
 
 
@@ -54,7 +54,7 @@ def figures(log: Log, world: World, workload: Sequence[WorkloadJob]) -> Figures:
         restarts=statistics.fmean(row.restarts for row in log.jobs),
         gpu_hours=service_gpu_s / 3600,
         utilisation=service_gpu_s / (world.gpus * makespan_s),
-        worst_fairness=max(_fairness(log, world, workload).values()),
+        worst_fairness=max(fairness(log.jobs, world, workload).values()),
         policy_p95_ms=float(np.percentile(log.policy_s, 95)) * 1000,
     )
 
@@ -67,19 +67,21 @@ def mean_of(seeds: Sequence[Figures]) -> Figures:
     )
 
 
-def _fairness(log: Log, world: World, workload: Sequence[WorkloadJob]) -> Mapping[str, float]:
-    """Return the finish-time-fairness ratio of each job."""
+def fairness(
+    finished: Sequence[JobRow], world: World, workload: Sequence[WorkloadJob]
+) -> Mapping[str, float]:
+    """Return the finish-time-fairness ratio of each job that has finished."""
     rows = {job.name: job for job in workload}
-    ends = sorted({time for one in log.jobs for time in (one.submitted_s, one.finished_s)})
+    ends = sorted({time for one in finished for time in (one.submitted_s, one.finished_s)})
     index = {time: place for place, time in enumerate(ends)}
     asked = np.zeros(len(ends))
-    for one in log.jobs:
+    for one in finished:
         replicas = rows[one.job].replicas
         asked[index[one.submitted_s] : index[one.finished_s]] += replicas
     widths = np.diff(ends, append=ends[-1])
     contended = np.cumsum(np.maximum(1.0, asked / world.gpus) * widths)
     found = {}
-    for one in log.jobs:
+    for one in finished:
         begin, end = index[one.submitted_s], index[one.finished_s]
         before = contended[begin - 1] if begin else 0.0
         mean = (contended[end - 1] - before) / one.completion_s

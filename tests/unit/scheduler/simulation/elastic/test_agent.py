@@ -22,10 +22,10 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many observations each fit had."""
     counts: list[int] = []
 
-    def counted(observations: object) -> object:
+    def counted(observations: object, tolerance: float) -> object:
         seen = list(observations)  # type: ignore[call-overload]
         counts.append(len(seen))
-        return fit(seen)
+        return fit(seen, tolerance)
 
     fit = agent.fit
     monkeypatch.setattr(agent, "fit", counted)
