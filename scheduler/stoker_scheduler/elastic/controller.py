@@ -155,7 +155,7 @@ class ElasticController:
         for job, state in self.directory.running():
             shape = requirements_of_replica(state.scaling, filters_of(self._engine, job))
             by_shape.setdefault(shape, []).append(job.job_id)
-        free = Free(self._engine.state.nodes)
+        free = Free.of(self._engine.state)
         for shape, job_ids in by_shape.items():
             targets = {
                 job_id: self._targets[job_id]
