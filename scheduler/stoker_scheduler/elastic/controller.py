@@ -96,14 +96,15 @@ class ElasticController:
         while True:
             try:
                 await self.look(loop.time())
-            except StokerError as error:
-                _log.warning("elastic jobs: %s", error)
+            except Exception:
+                # Of one job, or one policy, too little is known to give all others up.
+                _log.exception("elastic jobs keep what they have until the next look")
             await asyncio.sleep(LOOK_S)
 
     async def look(self, now_s: float) -> None:
         """Have a round if one is due, then order the next steps; ``now_s`` is of a clock that never jumps."""
         for group_id in self.directory.strays():
-            await self._release(gen.Release(group_id))
+            await self._obey(gen.Release(group_id))
         if not self.directory.jobs:
             return
         seen = self._look_around()
