@@ -7,13 +7,14 @@ scheduler that believes it explores.
 
 A root of mean squares has a kink where the observations are met exactly, and the loss flat valleys: there the
 search stops early, and leaves offset and slope of the network as it came upon them. A slope that is too steep
-hides every larger allocation. So ours is rounded by ``TOLERANCE``, and searched to the end; Pollux's is not.
+hides every larger allocation. So ours is rounded by ``TOLERANCE``, and searched over the logarithms of the
+parameters, of which each has a scale of its own; Pollux's is not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 
 import numpy as np
@@ -26,10 +27,10 @@ GAMMA_WEIGHT = 1e-3
 SLOPE_WEIGHT = 1e-2
 TOLERANCE = 0.03
 """Errors of this size and below are those of the model, not worth a distorted parameter."""
+LARGEST_S = 1e4
+"""No parameter is larger."""
 NETWORK_RATIO = 1.1
 """What was not seen across nodes is at least so many times what was seen within one."""
-_TO_THE_END = {"ftol": 1e-12, "gtol": 1e-7}
-"""By default the search stops in the flat valleys of this loss."""
 _ALPHA_C, _BETA_C, _ALPHA_N, _BETA_N, _ALPHA_R, _BETA_R, _GAMMA = range(7)
 
 
@@ -61,26 +62,39 @@ def fit(observations: Iterable[Observation], tolerance: float = TOLERANCE) -> Th
 
     A ``tolerance`` of 0 is Pollux's own loss. Raises ValueError if there are none.
     """
-    from scipy.optimize import minimize
-
     seen = np.array([astuple(one) for one in observations], dtype=np.float64)
     if not len(seen):
         raise ValueError("there are no observations to fit")
     nodes, replicas, local, accumulation, step = seen.T
     start, lower, upper = _bounds(nodes, replicas, local, accumulation)
-    found = minimize(
-        _Loss.of(nodes, replicas, local, accumulation, step, tolerance),
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=list(zip(lower, upper, strict=True)),
-        options=_TO_THE_END if tolerance else {},
-    )
-    values = np.clip(found.x, lower, upper)
+    loss = _Loss.of(nodes, replicas, local, accumulation, step, tolerance)
+    if tolerance:
+        values, free = start.copy(), lower < upper
+
+        def of_logs(logs: Floats) -> tuple[float, Floats]:
+            values[free] = np.exp(logs)
+            size, gradient = loss(values)
+            return size, (gradient * values)[free]
+
+        limits = np.log(lower[free]), np.log(np.minimum(upper[free], LARGEST_S))
+        values[free] = np.exp(_search(of_logs, np.log(start[free]), *limits))
+    else:
+        values = _search(loss, start, lower, upper)
+    values = np.clip(values, lower, upper)
     if not (nodes > 1).any():
         values[_ALPHA_N] = max(values[_ALPHA_N], values[_ALPHA_R] * NETWORK_RATIO)
         values[_BETA_N] = max(values[_BETA_N], values[_BETA_R] * NETWORK_RATIO)
     return ThroughputParams(*map(float, values))
+
+
+def _search(
+    loss: Callable[[Floats], tuple[float, Floats]], start: Floats, lower: Floats, upper: Floats
+) -> Floats:
+    from scipy.optimize import minimize
+
+    bounds = list(zip(lower, upper, strict=True))
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    return np.asarray(found.x, dtype=np.float64)
 
 
 def error(params: ThroughputParams, observations: Iterable[Observation]) -> float:
