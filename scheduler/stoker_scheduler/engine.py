@@ -135,6 +135,7 @@ class Engine:
         on_fenced: Callable[[], None],
         preempt_group: Callable[[str, PreemptGroup], Awaitable[object]],
         counts: LeaseCounts,
+        elastic_policy: str = "stoker",
     ) -> None:
         self._counts = counts
         self.state = State(policy=policy, term=f"{epoch:x}")
@@ -144,6 +145,7 @@ class Engine:
         """Those that are not answered yet, by id."""
         self.jobs = jobs
         self.elastic = ElasticDirectory()
+        self.elastic_policy = elastic_policy
         self._nodelets = nodelets
         self._background = background
         self._extenders = extenders

@@ -125,6 +125,7 @@ class SchedulerService:
             on_fenced=self._recheck_leadership,
             preempt_group=self._preempt_group,
             counts=self._counts,
+            elastic_policy=self._settings.elastic_policy,
         )
         self._engine = engine
         feed = GcsFeed(self._gcs, engine=engine, nodelets=nodelets, background=background)

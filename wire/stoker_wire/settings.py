@@ -172,6 +172,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(gt=0, description="time after which what a queue has used counts half against it"),
     ] = 3600.0
+    elastic_policy: Annotated[
+        str,
+        Meta(
+            description="who shares GPUs among elastic jobs: stoker, sia, pollux, tiresias, fifo, or an "
+            "installed one"
+        ),
+    ] = "stoker"
     elastic_interval_s: Annotated[
         float, Meta(gt=0, description="time between two rounds that share GPUs among elastic jobs")
     ] = 60.0

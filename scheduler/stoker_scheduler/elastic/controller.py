@@ -63,7 +63,7 @@ class Seen:
 
 
 class ElasticController:
-    """The rounds of one term. ``policies`` makes the policy of each queue, by its name.
+    """The rounds of one term, and the steps between them.
 
     A round comes every ``interval_s``, and earlier, though not within ``least_s`` of the one before, when a
     job comes or ends, a node does, or other work waits.
@@ -85,6 +85,8 @@ class ElasticController:
         self._least_s = least_s
         self._targets: dict[str, Allocation] = {}
         self._seen: Seen | None = None
+        self._waited: frozenset[str] = frozenset()
+        """The requests of other work that waited at the last look."""
         self._round_at_s = -interval_s
         self._policies: dict[str, ElasticPolicy] = {}
         self._paused_until_s: dict[str, float] = {}
@@ -96,14 +98,15 @@ class ElasticController:
         while True:
             try:
                 await self.look(loop.time())
-            except StokerError as error:
-                _log.warning("elastic jobs: %s", error)
+            except Exception:
+                # Of one job, or one policy, too little is known to give all others up.
+                _log.exception("elastic jobs keep what they have until the next look")
             await asyncio.sleep(LOOK_S)
 
     async def look(self, now_s: float) -> None:
         """Have a round if one is due, then order the next steps; ``now_s`` is of a clock that never jumps."""
         for group_id in self.directory.strays():
-            await self._release(gen.Release(group_id))
+            await self._obey(gen.Release(group_id))
         if not self.directory.jobs:
             return
         seen = self._look_around()
@@ -117,6 +120,8 @@ class ElasticController:
 
     def _look_around(self) -> Seen:
         state = self._engine.state
+        waiting = frozenset(one.request_id for one in state.queue.pending())
+        waited, self._waited = self._waited, waiting
         return Seen(
             jobs=frozenset(
                 (job.job_id, elastic.scaling.max_replicas, elastic.lost)
@@ -126,7 +131,7 @@ class ElasticController:
                 (node.node_id, node.spec.incarnation, (node.spec.health, node.spec.closed))
                 for node in state.nodes.values()
             ),
-            waiting=frozenset(one.request_id for one in state.queue.pending()),
+            waiting=waiting & waited,  # what has its turn within a second needs no round
         )
 
     # Rounds
@@ -138,6 +143,8 @@ class ElasticController:
             return
         self.last = await plan_round(self._engine, self._policies)
         self._targets = dict(self.last.targets)
+        paused = self._paused_until_s
+        self._paused_until_s = {name: paused[name] for name in paused if name in self._targets}
         for one in self.last.pools:
             if one.error:
                 _log.error("the elastic policy of queue %s failed: %s", one.pool.queue, one.error)
@@ -155,7 +162,7 @@ class ElasticController:
         for job, state in self.directory.running():
             shape = requirements_of_replica(state.scaling, filters_of(self._engine, job))
             by_shape.setdefault(shape, []).append(job.job_id)
-        free = Free(self._engine.state.nodes)
+        free = Free.of(self._engine.state)
         for shape, job_ids in by_shape.items():
             targets = {
                 job_id: self._targets[job_id]

@@ -32,6 +32,7 @@ class Cluster(Protocol):
     state: State
     jobs: JobDirectory
     elastic: ElasticDirectory
+    elastic_policy: str
 
     def now(self) -> float:
         """Return the time, in seconds since 1970."""
@@ -39,9 +40,9 @@ class Cluster(Protocol):
 
 async def plan_round(cluster: Cluster, policies: dict[str, ElasticPolicy] | None = None) -> Round:
     """Return what a round would decide now; nothing is changed by it, but what ``policies`` remember."""
-    from stoker_scheduler.core.elastic.goodput_policy import GoodputPolicy
     from stoker_scheduler.core.elastic.rounds import decide
     from stoker_scheduler.elastic.candidates import candidate_of
+    from stoker_scheduler.elastic.policies import make
 
     now_s, known = cluster.now(), {} if policies is None else policies
     candidates = [
@@ -51,7 +52,9 @@ async def plan_round(cluster: Cluster, policies: dict[str, ElasticPolicy] | None
     groups, twin = tuple(cluster.elastic.groups), fork(cluster.state)
 
     def policy_of(queue: str) -> ElasticPolicy:
-        return known.setdefault(queue, GoodputPolicy())
+        if queue not in known:
+            known[queue] = make(cluster.elastic_policy)
+        return known[queue]
 
     return await asyncio.to_thread(decide, twin, groups, candidates, policy_of, now_s)
 

@@ -158,12 +158,12 @@ def settle(
     done = _Pass(dict(free), now_s)
     for job in standings:
         _settle_one(job, targets.get(job.job_id), done)
-    if done.blocked and not done.orders and not done.in_flight:
+    leaving = [one for one in done.blocked if len(one[1]) < len(one[0].places)]
+    if leaving and not done.orders and not done.in_flight:
         # Each waits for room that another one of them has: one lets go first.
-        job, kept = min(done.blocked, key=lambda one: (not one[0].places, len(one[0].places)))
-        if job.places and len(kept) < len(job.places):
-            kept = kept if len(kept) >= job.min_replicas else ()
-            done.orders.append(Offer(job.job_id, job.version, kept, job.grace_s))
+        job, kept = min(leaving, key=lambda one: len(one[0].places))
+        kept = kept if len(kept) >= job.min_replicas else ()
+        done.orders.append(Offer(job.job_id, job.version, kept, job.grace_s))
     return done.orders
 
 

@@ -16,11 +16,16 @@ from stoker_scheduler.core.dry_run.plan import obey
 from stoker_scheduler.core.model.nodes import Health, NodeInfo
 from stoker_scheduler.core.model.requirements import Requirements
 from stoker_scheduler.core.model.resources import UNIT
-from stoker_scheduler.core.placement.feasibility import first_obstacle, rules_for
+from stoker_scheduler.core.placement.feasibility import (
+    RESOURCE_RULES,
+    first_obstacle,
+    rules_for,
+)
 
 if TYPE_CHECKING:
     from stoker_scheduler.core.elastic.allocations import Allocation
     from stoker_scheduler.core.model.queues import Account
+    from stoker_scheduler.core.queueing.tenants import Vector
     from stoker_scheduler.core.state import State
 
 
@@ -54,17 +59,34 @@ class Pool:
 
 @dataclass(slots=True)
 class Free:
-    """The resources of each node that nobody has; replicas of several pools are counted against them."""
+    """The resources of each node that nobody has, or background work that leaves for others.
+
+    Replicas of several pools are counted against them.
+    """
 
     nodes: Mapping[str, NodeInfo]
     taken: dict[str, dict[str, int]] = field(default_factory=dict)
     gpus_taken: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, state: State) -> Free:
+        """Return what is free on the nodes of a state."""
+        free = cls(state.nodes)
+        for lease_id in state.background:
+            lease = state.leases[lease_id]
+            wanted = lease.requirements
+            items = wanted.without_cpu if lease.blocked else wanted.items
+            free._add(lease.node_id, items, sum(lease.gpus.values()) // UNIT, -1)
+        return free
+
     def rooms(self, requirements: Requirements) -> dict[str, int]:
         """Return for how many replicas each node has room, without those that have none."""
-        rules, found = rules_for(requirements), {}
+        rules = [rule for rule in rules_for(requirements) if rule not in RESOURCE_RULES]
+        found = {}
         for node_id, node in self.nodes.items():
-            if node.spec.health is not Health.ALIVE or first_obstacle(node, requirements, rules):
+            if node.spec.health is not Health.ALIVE or first_obstacle(
+                node, requirements, tuple(rules)
+            ):
                 continue
             count = self._count(node_id, node, requirements)
             if count > 0:
@@ -86,11 +108,13 @@ class Free:
     def take(self, requirements: Requirements, allocation: Allocation) -> None:
         """Count replicas that a pool gets."""
         for node_id, count in allocation:
-            taken = self.taken.setdefault(node_id, {})
-            for name, units in requirements.items:
-                taken[name] = taken.get(name, 0) + units * count
-            gpus = requirements.gpu // UNIT * count
-            self.gpus_taken[node_id] = self.gpus_taken.get(node_id, 0) + gpus
+            self._add(node_id, requirements.items, requirements.gpu // UNIT, count)
+
+    def _add(self, node_id: str, items: Vector, gpus: int, sign: int) -> None:
+        taken = self.taken.setdefault(node_id, {})
+        for name, units in items:
+            taken[name] = taken.get(name, 0) + units * sign
+        self.gpus_taken[node_id] = self.gpus_taken.get(node_id, 0) + gpus * sign
 
 
 def without_replicas(twin: State, group_ids: Iterable[str]) -> State:

@@ -87,7 +87,7 @@ def decide(
     by_id = {one.job.job_id: one for one in candidates}
     members = [(one.account.queue, _member(one)) for one in candidates]
     weights = {spec.name: spec.weight for spec in twin.tenants.specs}
-    free, rounds = Free(twin.nodes), []
+    free, rounds = Free.of(twin), []
     pools = pools_of(members)
     for with_gpus in (True, False):
         some = [pool for pool in pools if bool(pool.requirements.gpu) is with_gpus]

@@ -26,8 +26,9 @@ from stoker_scheduler.simulation.elastic.figures import (
     mean_of,
 )
 from stoker_scheduler.simulation.elastic.plots import can_plot, plot_loads, plot_study
-from stoker_scheduler.simulation.elastic.policies import KINDS
+from stoker_scheduler.simulation.elastic.policies import KINDS, kinds
 from stoker_scheduler.simulation.elastic.profiles import Model, read_profiles
+from stoker_scheduler.simulation.elastic.recorded import read_events
 from stoker_scheduler.simulation.elastic.study import Log, NodeType, World, run
 from stoker_scheduler.simulation.elastic.workloads import WorkloadJob, read_workload
 from stoker_scheduler.simulation.inputs import InputError
@@ -41,11 +42,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--profiles", required=True, type=_FOLDER, help="Folder with traces/MODEL/*.csv.")
-@click.option("--workload", "workloads", required=True, multiple=True, type=_FILE,
+@click.option("--profiles", type=_FOLDER, help="Folder with traces/MODEL/*.csv.")
+@click.option("--workload", "workloads", multiple=True, type=_FILE,
               help="CSV: name, time, application, num_replicas, batch_size.")  # fmt: skip
+@click.option("--events", type=_FILE,
+              help="Events of a cluster, whose elastic jobs are run again, instead of both.")  # fmt: skip
 @click.option("--policy", "policies", multiple=True, default=("stoker",), show_default=True,
-              metavar="NAME", help=f"Of {', '.join(KINDS)}; several are compared.")  # fmt: skip
+              metavar="NAME", help=f"Of {', '.join(KINDS)}, or installed; several are compared.")  # fmt: skip
 @click.option("--nodes", type=click.IntRange(1, 999), default=16, show_default=True)
 @click.option("--gpus-per-node", type=click.IntRange(1, 64), default=4, show_default=True)
 @click.option("--gpu-type", "gpu_types", multiple=True, metavar="NAME:NODESxGPUS:SPEED",
@@ -74,8 +77,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
               help="Folder for the allocation logs, the figures as JSON, and plots.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def main(
-    profiles: Path,
+    profiles: Path | None,
     workloads: tuple[Path, ...],
+    events: Path | None,
     policies: tuple[str, ...],
     nodes: int,
     gpus_per_node: int,
@@ -94,13 +98,16 @@ def main(
     as_json: bool,
 ) -> None:
     """Run workloads of elastic training jobs under policies of your choice, in virtual time."""
+    known = kinds()
     for name in policies:
-        if name not in KINDS:
+        if name not in known:
             raise click.BadParameter(
-                f"{name!r} is none; {suggestion(name, KINDS)}", param_hint="--policy"
+                f"{name!r} is none; {suggestion(name, known)}", param_hint="--policy"
             )
+    if (events is None) == (profiles is None) or bool(workloads) != (profiles is not None):
+        raise click.UsageError("give --profiles and --workload, or --events")
     try:
-        models = read_profiles(profiles)
+        models = {} if profiles is None else read_profiles(profiles)
         world = World(
             nodes=nodes,
             gpus_per_node=gpus_per_node,
@@ -115,7 +122,10 @@ def main(
             repair_s=repair_s,
             commit_s=commit_s,
         )
+        jobs: dict[Path, Sequence[WorkloadJob]]
         jobs = {path: read_workload(path, models, world.gpus) for path in workloads}
+        if events is not None:
+            jobs[events] = _recorded(events, world)
         results = []
         for title, workload in zip(_titles(jobs), jobs.values(), strict=True):
             load = {"jobs": len(workload), "jobs_per_h": _jobs_per_h(workload)}
@@ -137,6 +147,19 @@ def main(
         click.echo(json.dumps({"results": results}))
     else:
         _print(results)
+
+
+def _recorded(path: Path, world: World) -> Sequence[WorkloadJob]:
+    """Return the jobs of a cluster's events, and say how long they took and what is left out."""
+    found = read_events(path, world.gpus)
+    told = f"{len(found.jobs)} elastic jobs are run again"
+    if found.completion_s:
+        mean_s = sum(found.completion_s) / len(found.completion_s)
+        told += f"; {len(found.completion_s)} had ended, after {mean_s:,.0f} s on average"
+    if found.left_out:
+        told += f"; {len(found.left_out)} had not said how fast they are, and are left out"
+    click.echo(told, err=True)
+    return found.jobs
 
 
 def _titles(paths: Iterable[Path]) -> list[str]:
@@ -199,7 +222,7 @@ def _study(
     quiet: bool,
 ) -> Figures:
     """Run one policy on one workload, and again with other seeds where something is random."""
-    kind, found = KINDS[name], []
+    kind, found = kinds()[name], []
     count = seeds if kind.is_random or world.noise or world.failures_h else 1
     with _progress(f"{title}: {name}", len(workload) * count, quiet=quiet) as advance:
         for seed in range(count):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stoker_scheduler.core.elastic.baselines import Fifo, Optimus, Tiresias
-from stoker_scheduler.core.elastic.goodput_policy import GoodputPolicy
+from stoker_scheduler.core.elastic.baselines import Optimus
 from stoker_scheduler.core.elastic.jobs import ElasticPolicy
-from stoker_scheduler.core.elastic.pollux import Pollux
-from stoker_scheduler.core.elastic.sia import Sia
+from stoker_scheduler.elastic.policies import BUILT_IN, installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +27,21 @@ class PolicyKind:
 
 
 KINDS = {
-    "stoker": PolicyKind(lambda seed: GoodputPolicy()),
-    "sia": PolicyKind(lambda seed: Sia()),
-    "pollux": PolicyKind(Pollux, fixes_models=True, is_random=True),
-    "fifo": PolicyKind(lambda seed: Fifo(), fixes_replicas=True, tunes_batches=False),
-    "tiresias": PolicyKind(lambda seed: Tiresias(), fixes_replicas=True, tunes_batches=False),
+    "stoker": PolicyKind(BUILT_IN["stoker"]),
+    "sia": PolicyKind(BUILT_IN["sia"]),
+    "pollux": PolicyKind(BUILT_IN["pollux"], fixes_models=True, is_random=True),
+    "fifo": PolicyKind(BUILT_IN["fifo"], fixes_replicas=True, tunes_batches=False),
+    "tiresias": PolicyKind(BUILT_IN["tiresias"], fixes_replicas=True, tunes_batches=False),
     "optimus": PolicyKind(
         lambda seed: Optimus(), tunes_batches=False, fixes_models=True, needs_oracle=True
     ),
 }
+
+
+def kinds() -> dict[str, PolicyKind]:
+    """Return the policies that can be simulated: Stoker's, and those that are installed."""
+    return KINDS | {name: _installed(make) for name, make in installed().items()}
+
+
+def _installed(make: Callable[[], ElasticPolicy]) -> PolicyKind:
+    return PolicyKind(lambda seed: make())

@@ -18,6 +18,7 @@ from stoker_scheduler.core.elastic.jobs import (
 )
 from stoker_scheduler.simulation.elastic.agent import Agent
 from stoker_scheduler.simulation.elastic.failures import Failure, Failures
+from stoker_scheduler.simulation.elastic.steps import Steps
 from stoker_scheduler.simulation.elastic.world import SimulatedJob
 from stoker_scheduler.simulation.inputs import InputError
 
@@ -155,7 +156,7 @@ def run(
     nodes, speeds = world.gpus_by_node(), world.speeds()
     jobs = [_job(row, world, kind, Random(random.random()), speeds) for row in workload]
     failures = Failures(nodes, world.failures_h * 3600, world.repair_s, seed)
-    log = Log()
+    steps, log = Steps(), Log()
     now_s = 0
     for _ in range(MAX_ROUNDS):
         running = [job for job in jobs if job.finished_s is None]
@@ -178,7 +179,7 @@ def run(
         progress(len(log.jobs))
         there = failures.up(nodes, now_s)
         if active and there:
-            _round(policy, kind, there, active, now_s, world, log)
+            _round(policy, kind, there, active, now_s, world, steps, log)
         log.rounds += [_round_row(job, now_s) for job in active if job.allocation]
     names = ", ".join(job.row.name for job in jobs if job.finished_s is None)
     raise InputError(f"after {MAX_ROUNDS} rounds these have not finished: {names[:300]}")
@@ -212,9 +213,10 @@ def _round(
     active: list[SimulatedJob],
     now_s: int,
     world: World,
+    steps: Steps,
     log: Log,
 ) -> None:
-    """Ask the policy, and give every job what it answers."""
+    """Ask the policy, and bring every job to what it answers."""
     standing, hints = [], {}
     for job in active:
         most = _max_replicas(job, world, kind)
@@ -224,8 +226,10 @@ def _round(
     snapshot = Snapshot(nodes, tuple(standing), speeds=world.speeds())
     allocations = _timed(policy, snapshot, hints, now_s, log)
     check(snapshot, allocations)
+    targets = {job.row.name: allocations.get(job.row.name, ()) for job in active}
+    steps.take(targets, nodes, now_s)
     for job in active:
-        job.set_allocation(allocations.get(job.row.name, ()), now_s)
+        job.set_allocation(targets[job.row.name], now_s)
 
 
 def _timed(

@@ -13,8 +13,8 @@ from stoker.cli.options import json_option
 _REPEATED = ("--workload", "--policy")
 _OF_TRACES = ("cluster", "trace", "seed", "jitter")
 _OF_TRAINING = (
-    "profiles", "workload", "nodes", "gpus_per_node", "gpu_type", "interval", "restart_s", "restart_of",
-    "interference", "noise", "declare_epochs", "failures", "repair_s", "commit_s", "seeds",
+    "profiles", "workload", "events", "nodes", "gpus_per_node", "gpu_type", "interval", "restart_s",
+    "restart_of", "interference", "noise", "declare_epochs", "failures", "repair_s", "commit_s", "seeds",
 )  # fmt: skip
 
 
@@ -61,6 +61,11 @@ class _Command(click.Command):
     metavar="FILE...",
     type=click.Path(exists=True, dir_okay=False),
     help="CSV of training jobs; several are run one after the other.",
+)
+@click.option(
+    "--events",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Events of a cluster, as `stoker list events --json` prints them: its elastic jobs, run again.",
 )
 @click.option("--nodes", type=click.IntRange(1), help="How many, for training jobs.  [default: 16]")
 @click.option("--gpus-per-node", type=click.IntRange(1), help="Of each node.  [default: 4]")
@@ -132,14 +137,15 @@ class _Command(click.Command):
 )
 @json_option
 def simulate(policies: tuple[str, ...], out: str | None, as_json: bool, **options: Any) -> None:
-    """Run a trace of jobs (--cluster, --trace), or elastic training jobs (--profiles, --workload).
+    """Run a trace of jobs (--cluster, --trace), or elastic ones (--profiles, --workload; --events).
 
     With the real scheduler, in virtual time.
     """
-    training = options["profiles"] is not None or bool(options["workload"])
+    recorded = options["events"] is not None
+    training = recorded or options["profiles"] is not None or bool(options["workload"])
     wanted = ("profiles", "workload") if training else ("cluster", "trace")
     ours, others = (_OF_TRAINING, _OF_TRACES) if training else (_OF_TRACES, _OF_TRAINING)
-    for name in wanted:
+    for name in () if recorded else wanted:
         if not options[name]:
             raise click.UsageError(
                 f"give --{wanted[0]} and --{wanted[1]}; --{name} is missing\n"
@@ -157,10 +163,6 @@ def simulate(policies: tuple[str, ...], out: str | None, as_json: bool, **option
     program += [f"--policy={name}" for name in policies]
     program += [f"--out={out}"] if out is not None else []
     program += ["--json"] if as_json else []
-    if training:
-        # Small matrices: threads of BLAS cost more than they bring.
-        for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            os.environ.setdefault(variable, "1")
     sys.stdout.flush()
     os.execv(sys.executable, program)
 

@@ -8,6 +8,7 @@ import pytest
 
 from stoker_wire.http.training import TrainingRun
 from stoker_wire.messages.control import Page
+from stoker_wire.messages.elastic import ElasticState, Hints, Scaling
 from tests.e2e._cluster import WAIT_S, driver, head, http, line_of
 from tests.e2e.http.dashboard._browser import Screen
 from tests.services import until
@@ -96,6 +97,28 @@ def test_the_curves_of_a_run_are_drawn(
     picture(screen, "training")
     screen.open(f"#/jobs/{job}")
     screen.page.locator(".panel", has_text="Training").locator("a", has_text="broken").wait_for()
+
+
+def test_an_elastic_job_shows_what_it_has_is_offered_and_says(
+    screen: Screen, cluster: LocalCluster, job: str
+) -> None:
+    client, path = http(cluster), f"/v1/jobs/{job}"
+    scaling = Scaling(base_batch=64, max_local_batch=64, resources={"GPU": 1.0})
+    client.call("PUT", f"{path}/scaling", scaling, reply=ElasticState)
+    screen.open(f"#/jobs/{job}")
+    panel = screen.page.locator(".panel", has_text="Replicas")
+    panel.locator("text=none lives").wait_for()
+    hints = Hints(
+        grad_sqr=1.0, grad_var=8.0, batch=256, local_batch=64, lr_scale=2.0, efficiency=0.8
+    )
+    client.call("PUT", f"{path}/hints", hints, reply=ElasticState)
+    client.call("PUT", f"{path}/hints", Hints(restart_s=-1.0), reply=ElasticState)
+    panel.locator("text=256 samples, 64 a pass").wait_for()
+    for text in ("1 to 1,000, of 1 GPU", "512 samples", "80 %", "× 2.00", "1: restart_s is -1.0"):
+        assert text in panel.inner_text(), panel.inner_text()
+    assert screen.problems() == []
+    client.call("DELETE", f"{path}/scaling")
+    panel.wait_for(state="detached")
 
 
 def test_a_curve_grows_while_one_looks(screen: Screen, job: str) -> None:

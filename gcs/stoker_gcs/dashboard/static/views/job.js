@@ -50,6 +50,7 @@ export const job = {
       heading(one.name || one.job_id, badge(one.state), h("span", { class: "id" }, one.job_id), !at && actions(one, reload)),
       one.message && ENDED.has(one.state) && one.state !== "SUCCEEDED" && h("div", { class: "notice bad", key: "message" }, message(one.message)),
       summary(one),
+      one.elastic && elasticPanel(one.elastic),
       reported?.items?.length > 0 && panel("Training", runTable(reported.items, { withJob: false }), {
         aside: reported.next_cursor && h("a", { href: to(["training"], { job_id: one.job_id }) }, `all ${number(reported.total)} runs`),
       }),
@@ -110,6 +111,34 @@ function summary(one) {
     ["array", one.array && `${number(one.array.indices.length)} jobs`],
     ["timeout", one.timeout_s && duration(one.timeout_s)],
     ["preemptible", one.preemptible && "yes"],
+  ]));
+}
+
+/** What an elastic job has, is offered, and says of itself. */
+function elasticPanel(state) {
+  const hints = state.hints ?? {};
+  const places = (replicas) => {
+    const counts = new Map();
+    for (const { node_id: node } of replicas) counts.set(node, (counts.get(node) ?? 0) + 1);
+    return [number(replicas.length), ...[...counts].flatMap(([node, count]) => [" · ", `${count} on `, idLink(node)])];
+  };
+  const { offer } = state;
+  return panel("Replicas", facts([
+    ["generation", state.generation ? number(state.generation) : "none lives"],
+    ["replicas", places(state.replicas)],
+    ["limits", `${number(state.scaling.min_replicas)} to ${number(state.scaling.max_replicas)}, of ${resources(state.scaling.resources)}`],
+    ["offered", offer && [...places(offer.replicas), `: ${offer.reason}`]],
+    ["batch M", hints.batch > 0 && `${number(hints.batch)} samples, ${number(hints.local_batch)} a pass, ${number(hints.accumulated)} passes accumulate`],
+    ["learning rate", hints.lr_scale != null && `× ${hints.lr_scale.toPrecision(3)}`],
+    ["goodput", hints.goodput != null && `${number(Math.round(hints.goodput))} samples/s`],
+    ["efficiency", hints.efficiency != null && `${Math.round(hints.efficiency * 100)} %`],
+    ["noise scale", state.noise_scale != null && `${number(Math.round(state.noise_scale))} samples`],
+    ["speedup expected", state.speedup != null && state.speedup.toPrecision(3)],
+    ["fit of its step times", hints.params_error != null && `± ${(hints.params_error * 100).toPrecision(2)} %`],
+    ["done", hints.done_fraction != null && `${Math.round(hints.done_fraction * 100)} %`],
+    ["restarts", number(state.restarts)],
+    ["preempted", state.preemptions > 0 && number(state.preemptions)],
+    ["hints dropped", state.hints_dropped > 0 && `${number(state.hints_dropped)}: ${state.hints_problem}`],
   ]));
 }
 

@@ -139,6 +139,20 @@ def test_two_that_change_places_do_not_wait_for_each_other() -> None:
     assert one.allocation("job_2") == {"n_0": 4}
 
 
+def test_who_only_grows_waits_for_those_who_change_places() -> None:
+    one = world(4, 4)
+    for job_id, node_id in (("job_1", "n_0"), ("job_2", "n_1"), ("job_3", "n_1")):
+        one.join(job_id)
+        one.targets[job_id] = ((node_id, 3 if job_id == "job_2" else 1),)
+    settled(one)
+    one.targets = {"job_1": (("n_1", 1),), "job_2": (("n_0", 3),), "job_3": (("n_1", 3),)}
+    settled(one)
+    assert [one.allocation(f"job_{i}") for i in (1, 2, 3)] == [{"n_1": 1}, {"n_0": 3}, {"n_1": 3}]
+    one.targets = {"job_1": (("n_0", 4),), "job_2": (("n_1", 3),), "job_3": (("n_1", 1),)}
+    settled(one)
+    assert [one.allocation(f"job_{i}") for i in (1, 2, 3)] == [{"n_0": 4}, {"n_1": 3}, {"n_1": 1}]
+
+
 def test_a_lost_node_makes_a_generation_of_what_is_left() -> None:
     one = world(4, 4)
     one.join("job_1")

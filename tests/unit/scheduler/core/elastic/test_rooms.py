@@ -44,7 +44,7 @@ def pool(*members: Member) -> Pool:
 
 
 def rooms(core: Core, *group_ids: str, wanted: Requirements = GPU) -> dict[str, int]:
-    return Free(without_replicas(fork(core.state), group_ids).nodes).rooms(wanted)
+    return Free.of(without_replicas(fork(core.state), group_ids)).rooms(wanted)
 
 
 def test_room_is_for_whole_replicas_with_all_that_they_need() -> None:
@@ -66,6 +66,18 @@ def test_replicas_of_elastic_jobs_are_room_and_what_waits_takes_it_first() -> No
         core.state.nodes["n_1"].devices.wholes == 4
         and not core.state.nodes["n_1"].devices.wholly_free
     )
+
+
+def test_background_work_leaves_for_replicas() -> None:
+    core = Core({"GPU": 4, "CPU": 16})
+    for _ in range(3):
+        core.ask(requirements=make_requirements({"GPU": 1, "CPU": 4}, background=True))
+    assert core.state.nodes["n_1"].devices.wholly_free == 1
+    assert rooms(core) == {"n_1": 4}
+    core.group("PACK", *[{"GPU": 1, "CPU": 2}] * 4, group_id="pg_elastic.1")
+    core.at_s = 30.0
+    core.feed(ev.Tick(at_s=30.0))
+    assert len(core.held("pg_elastic.1")) == 4, "the reservation ends what runs in the background"
 
 
 def test_nodes_that_take_no_work_have_no_room() -> None:
