@@ -74,7 +74,7 @@ def test_every_figure_can_be_computed_from_the_log(folder: Path, tmp_path: Path)
         ("time", "-1", "time is '-1': it must be a number from 0 on"),
         ("time", "1.5", "time is '1.5', no whole number"),
         ("time", "0", "before"),
-        ("application", "smal", "did you mean 'small'"),
+        ("application", "smaller", "did you mean 'small'"),
         ("num_replicas", "0", "num_replicas is '0'"),
         ("num_replicas", "17", "the cluster has 16 GPUs: .* would never end"),
         ("batch_size", "1", "batch_size is 1, not"),
