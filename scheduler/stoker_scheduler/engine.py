@@ -136,6 +136,7 @@ class Engine:
         preempt_group: Callable[[str, PreemptGroup], Awaitable[object]],
         counts: LeaseCounts,
         elastic_policy: str = "stoker",
+        elastic_fairness: float | None = None,
     ) -> None:
         self._counts = counts
         self.state = State(policy=policy, term=f"{epoch:x}")
@@ -146,6 +147,7 @@ class Engine:
         self.jobs = jobs
         self.elastic = ElasticDirectory()
         self.elastic_policy = elastic_policy
+        self.elastic_fairness = elastic_fairness
         self._nodelets = nodelets
         self._background = background
         self._extenders = extenders

@@ -126,6 +126,7 @@ class SchedulerService:
             preempt_group=self._preempt_group,
             counts=self._counts,
             elastic_policy=self._settings.elastic_policy,
+            elastic_fairness=self._settings.elastic_fairness,
         )
         self._engine = engine
         feed = GcsFeed(self._gcs, engine=engine, nodelets=nodelets, background=background)

@@ -179,6 +179,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "installed one"
         ),
     ] = "stoker"
+    elastic_fairness: Annotated[
+        float | None,
+        Meta(
+            ge=-1,
+            le=1,
+            description="of the policy stoker: the power mean of speedups over a fair share, from 1 (their "
+            "sum) to -1 (the worst off); unset: least mean completion time",
+        ),
+    ] = None
     elastic_interval_s: Annotated[
         float, Meta(gt=0, description="time between two rounds that share GPUs among elastic jobs")
     ] = 60.0

@@ -33,6 +33,7 @@ class Cluster(Protocol):
     jobs: JobDirectory
     elastic: ElasticDirectory
     elastic_policy: str
+    elastic_fairness: float | None
 
     def now(self) -> float:
         """Return the time, in seconds since 1970."""
@@ -53,7 +54,7 @@ async def plan_round(cluster: Cluster, policies: dict[str, ElasticPolicy] | None
 
     def policy_of(queue: str) -> ElasticPolicy:
         if queue not in known:
-            known[queue] = make(cluster.elastic_policy)
+            known[queue] = make(cluster.elastic_policy, cluster.elastic_fairness)
         return known[queue]
 
     return await asyncio.to_thread(decide, twin, groups, candidates, policy_of, now_s)

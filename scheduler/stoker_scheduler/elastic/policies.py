@@ -47,8 +47,10 @@ def installed() -> dict[str, Callable[[], ElasticPolicy]]:
     return found
 
 
-def make(name: str) -> ElasticPolicy:
-    """Return a policy of its own for each queue. ``stoker`` stands in for one that is not there."""
+def make(name: str, fairness: float | None = None) -> ElasticPolicy:
+    """Return a policy, one for each queue. ``stoker``, which has a ``fairness``, is for what is not there."""
+    if name == "stoker":
+        return GoodputPolicy(fairness=fairness)
     if name in BUILT_IN:
         return BUILT_IN[name](0)
     others = installed()

@@ -73,9 +73,14 @@ class Constants:
 
 @dataclass(slots=True)
 class GoodputPolicy:
-    """Shares GPUs out by what they are worth. Remembers nothing but tables that it could compute again."""
+    """Shares GPUs out by what they are worth. Remembers nothing but tables that it could compute again.
+
+    With a ``fairness`` p from -1 to 1 it maximises, instead of what delays cost, the power mean of speedups
+    over a fair share (:func:`fair_values`): for 1 that is their sum, for -1 it is for the worst off.
+    """
 
     constants: Constants = field(default_factory=Constants)
+    fairness: float | None = None
     _tables: SpeedupTables = field(default_factory=SpeedupTables)
 
     def allocate(
@@ -102,6 +107,9 @@ class GoodputPolicy:
         speedups = self.speedups(snapshot, hints)
         counts = np.concatenate([one.speed * np.array(one.counts) for one in types])
         gpus = sum(one.speed * one.gpus for one in types)
+        kept = np.array([self._kept(job, hints[job.job_id], types, now_s) for job in jobs])
+        if self.fairness is not None:
+            return fair_values(speedups, kept, counts, gpus / len(jobs), self.fairness)
         left_s = np.array([self._left_s(job, hints[job.job_id]) for job in jobs])
         prices = constants.delayed * outlasts(jobs, constants, left_s).sum(axis=1) / gpus
         allowed = speedups > 0
@@ -110,7 +118,6 @@ class GoodputPolicy:
             best = costs.argmin(axis=1)
             rows = np.arange(len(jobs))
             alone, cost = speedups[rows, best], costs[rows, best]
-            kept = np.array([self._kept(job, hints[job.job_id], types, now_s) for job in jobs])
             relative = speedups * kept / alone[:, None]
             service = np.array([job.service_gpu_s for job in jobs])
             power = constants.power + (1 - constants.power) * largeness(service, constants)
@@ -185,6 +192,32 @@ def outlasts(jobs: Sequence[ElasticJob], constants: Constants, left_s: Floats) -
     found = np.where(known[:, None] & known[None, :], by_left, found)
     np.fill_diagonal(found, 0.0)
     return found
+
+
+def fair_values(
+    speedups: Floats, kept: Floats, counts: Floats, share: float, fairness: float
+) -> Floats:
+    """Return the terms of a power mean of speedups over a fair share, above that of a job without GPUs.
+
+    With x a speedup over that on ``share`` GPUs, or on the fewest that the job may have, the term is
+    ``(x**p - 1) / p``, ``log(x)`` for p = 0: their sum is greatest where the power mean is, the objective of
+    Pollux (OSDI 2021, section 4.2). A job without GPUs counts as one at a hundredth of its share.
+    """
+    allowed = speedups > 0
+    fitting = np.where(allowed & (counts <= max(share, counts.min())), speedups, 0.0).max(axis=1)
+    least = np.where(allowed, speedups, np.inf).min(axis=1)
+    fair = np.where(fitting > 0, fitting, least)
+    relative = np.maximum(speedups * kept / fair[:, None], UNSERVED)
+
+    def term(x: Floats) -> Floats:
+        return np.log(x) if fairness == 0 else np.asarray((x**fairness - 1) / fairness)
+
+    gain = term(relative) - term(np.array(UNSERVED))
+    return np.where(allowed, np.maximum(gain, 1e-9), _NEVER)
+
+
+UNSERVED = 0.01
+"""The speedup over its fair share for which a job without GPUs counts."""
 
 
 def largeness(service_gpu_s: Floats, constants: Constants) -> Floats:

@@ -26,7 +26,7 @@ from stoker_scheduler.simulation.elastic.figures import (
     mean_of,
 )
 from stoker_scheduler.simulation.elastic.plots import can_plot, plot_loads, plot_study
-from stoker_scheduler.simulation.elastic.policies import KINDS, kinds
+from stoker_scheduler.simulation.elastic.policies import KINDS, PolicyKind, kinds
 from stoker_scheduler.simulation.elastic.profiles import Model, read_profiles
 from stoker_scheduler.simulation.elastic.recorded import read_events
 from stoker_scheduler.simulation.elastic.study import Log, NodeType, World, run
@@ -71,6 +71,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
               help="Seconds until a node that failed is back.")  # fmt: skip
 @click.option("--commit-s", type=click.FloatRange(0), default=600.0, show_default=True,
               help="Seconds between two commits of a job, to which a failure takes it back.")  # fmt: skip
+@click.option("--fairness", type=click.FloatRange(-1, 1),
+              help="Of stoker: the power mean of speedups that it maximises instead.")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1), default=5, show_default=True,
               help="Runs of what is random, of which the mean is printed.")  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path),
@@ -93,12 +95,13 @@ def main(
     failures_h: float,
     repair_s: float,
     commit_s: float,
+    fairness: float | None,
     seeds: int,
     out: Path | None,
     as_json: bool,
 ) -> None:
     """Run workloads of elastic training jobs under policies of your choice, in virtual time."""
-    known = kinds()
+    known = kinds(fairness)
     for name in policies:
         if name not in known:
             raise click.BadParameter(
@@ -130,7 +133,7 @@ def main(
         for title, workload in zip(_titles(jobs), jobs.values(), strict=True):
             load = {"jobs": len(workload), "jobs_per_h": _jobs_per_h(workload)}
             for name in policies:
-                found = _study(name, world, workload, seeds, out, title, quiet=as_json)
+                found = _study(name, known[name], world, workload, seeds, out, title, quiet=as_json)
                 results.append({"workload": title, "policy": name, **load, **asdict(found)})
     except InputError as error:
         raise click.ClickException(str(error)) from None
@@ -213,6 +216,7 @@ def _restarts(texts: Sequence[str], models: Mapping[str, Model]) -> dict[str, fl
 
 def _study(
     name: str,
+    kind: PolicyKind,
     world: World,
     workload: Sequence[WorkloadJob],
     seeds: int,
@@ -222,7 +226,7 @@ def _study(
     quiet: bool,
 ) -> Figures:
     """Run one policy on one workload, and again with other seeds where something is random."""
-    kind, found = kinds()[name], []
+    found = []
     count = seeds if kind.is_random or world.noise or world.failures_h else 1
     with _progress(f"{title}: {name}", len(workload) * count, quiet=quiet) as advance:
         for seed in range(count):

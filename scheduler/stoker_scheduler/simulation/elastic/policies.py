@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stoker_scheduler.core.elastic.baselines import Optimus
+from stoker_scheduler.core.elastic.goodput_policy import GoodputPolicy
 from stoker_scheduler.core.elastic.jobs import ElasticPolicy
 from stoker_scheduler.elastic.policies import BUILT_IN, installed
 
@@ -38,9 +39,10 @@ KINDS = {
 }
 
 
-def kinds() -> dict[str, PolicyKind]:
-    """Return the policies that can be simulated: Stoker's, and those that are installed."""
-    return KINDS | {name: _installed(make) for name, make in installed().items()}
+def kinds(fairness: float | None = None) -> dict[str, PolicyKind]:
+    """Return the policies that can be simulated, ``stoker`` with a ``fairness``; installed ones too."""
+    ours = KINDS | {"stoker": PolicyKind(lambda seed: GoodputPolicy(fairness=fairness))}
+    return ours | {name: _installed(make) for name, make in installed().items()}
 
 
 def _installed(make: Callable[[], ElasticPolicy]) -> PolicyKind:

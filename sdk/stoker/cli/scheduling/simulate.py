@@ -14,7 +14,8 @@ _REPEATED = ("--workload", "--policy")
 _OF_TRACES = ("cluster", "trace", "seed", "jitter")
 _OF_TRAINING = (
     "profiles", "workload", "events", "nodes", "gpus_per_node", "gpu_type", "interval", "restart_s",
-    "restart_of", "interference", "noise", "declare_epochs", "failures", "repair_s", "commit_s", "seeds",
+    "restart_of", "interference", "noise", "declare_epochs", "fairness", "failures", "repair_s", "commit_s",
+    "seeds",
 )  # fmt: skip
 
 
@@ -115,6 +116,12 @@ class _Command(click.Command):
     "--commit-s",
     type=click.FloatRange(0),
     help="Seconds between two commits of a training job, to which a failure takes it back.  [default: 600]",
+)
+@click.option(
+    "--fairness",
+    type=click.FloatRange(-1, 1),
+    help="Of the policy stoker: maximise the power mean of speedups over a fair share, from 1 (their sum) to "
+    "-1 (the worst off), instead of what shortens completion times.",
 )
 @click.option(
     "--seeds",

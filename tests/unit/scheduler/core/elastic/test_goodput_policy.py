@@ -15,6 +15,7 @@ from stoker_goodput.throughput import ThroughputParams
 from stoker_scheduler.core.elastic.goodput_policy import (
     Constants,
     GoodputPolicy,
+    fair_values,
     outlasts,
     share_out,
 )
@@ -197,3 +198,34 @@ def test_counts_are_powers_of_two_and_whole_nodes() -> None:
     assert counts_of({}, 0) == ()
     many = counts_of({f"n{i}": 8 for i in range(256)}, 8)
     assert many[-1] <= 2048 and len(many) < 60
+
+
+@pytest.mark.parametrize("fairness", [-1.0, 0.0, 1.0])
+def test_fairness_is_a_power_mean_and_exact(fairness: float, seed: int) -> None:
+    """Of all ways to share GPUs out, the sum of terms is greatest, as brute force finds it."""
+    random = Random(seed)
+    counts = np.array([1.0, 2.0, 4.0, 8.0])
+    for _ in range(50):
+        speedups = np.array(
+            [np.cumprod([1.0, *(random.uniform(1.0, 2.0) for _ in range(3))]) for _ in range(3)]
+        )
+        values = fair_values(speedups, np.ones_like(speedups), counts, 8 / 3, fairness)
+        best = max(
+            sum(values[i][counts.tolist().index(c)] for i, c in enumerate(chosen) if c)
+            for chosen in itertools.product((0, 1, 2, 4, 8), repeat=3)
+            if sum(chosen) <= 8
+        )
+        chosen = share_out(values, [1, 2, 4, 8], 8)
+        found = sum(values[i][counts.tolist().index(c)] for i, c in enumerate(chosen) if c)
+        assert found == pytest.approx(best)
+
+
+def test_the_fairer_the_more_for_the_worst_off() -> None:
+    speedups = np.array([[1.0, 2.0, 4.0, 8.0], [1.0, 1.2, 1.3, 1.4]])
+    counts = np.array([1.0, 2.0, 4.0, 8.0])
+    shares = {}
+    for fairness in (1.0, -1.0):
+        values = fair_values(speedups, np.ones_like(speedups), counts, 4.0, fairness)
+        shares[fairness] = share_out(values, [1, 2, 4, 8], 8)
+    assert shares[1.0] == [8, 0], "by the sum all goes to the one that scales"
+    assert shares[-1.0][1] >= 1, "by the worst off nobody has nothing"
