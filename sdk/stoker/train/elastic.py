@@ -18,13 +18,14 @@ bundle of a placement group for itself (:meth:`Generation.strategies`).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from stoker.api.placement_groups import PlacementGroup
 from stoker.exceptions import GetTimeoutError, StokerError
@@ -39,9 +40,6 @@ from stoker_wire.messages.elastic import (
     Scaling,
     StepTimeParams,
 )
-
-if TYPE_CHECKING:
-    import asyncio
 
 __all__ = ("Generation", "Session", "join")
 
@@ -207,8 +205,6 @@ class Session:
 
     async def _say(self) -> None:
         """Send the newest hints, and those that come meanwhile after an interval."""
-        import asyncio
-
         while not self._closed:
             with self._lock:
                 hints, self._unsaid = self._unsaid, None
@@ -230,8 +226,6 @@ class Session:
             await asyncio.sleep(self._report_interval_s)
 
     async def _follow(self) -> None:
-        import asyncio
-
         while not self._closed:
             query = {"seen": self._state.version, "wait_s": _POLL_S}
             try:
