@@ -20,6 +20,7 @@ from stoker_wire.messages.groups import (
     GroupState,
     PlacementGroup,
     PreemptGroup,
+    ReleaseBundles,
     Reschedule,
 )
 from stoker_wire.messages.work import DETACHED_JOB, FinishJob, Job, JobState
@@ -146,7 +147,30 @@ async def test_a_job_that_ends_takes_its_groups_unless_they_are_detached(
         await create(client, a_group(job.job_id, "pg_late"))
 
 
-@pytest.mark.parametrize("reschedule", list(Reschedule))
+async def test_a_group_that_reschedules_none_goes_on_without_what_it_lost_and_gives_up_the_rest(
+    client: Client, fake: FakeScheduler
+) -> None:
+    node = await register(client)
+    await register(client, "n_2")
+    job = await attach(client)
+    await create(client, a_group(job.job_id, reschedule=Reschedule.NEVER))
+    whole = await get(client, wait_s=30)
+    (lost,) = (index for index, one in whole.placements.items() if one.node_id == "n_1")
+    asked = len(fake.gangs)
+    await client.call("POST", "/v1/nodes/n_1/leave", {"incarnation": node.incarnation})
+
+    async def is_without() -> bool:
+        return (await get(client)).released == (lost,)
+
+    await eventually(is_without, "the lost bundle has left the group")
+    group = await get(client)
+    assert (group.state, group.attempt, len(fake.gangs)) == (GroupState.CREATED, 0, asked)
+    path = "/v1/placement-groups/pg_1/release"
+    ended = await client.call("POST", path, ReleaseBundles(bundles=(0, 1)), reply=PlacementGroup)
+    assert (ended.state, ended.released) == (GroupState.REMOVED, (0, 1))
+
+
+@pytest.mark.parametrize("reschedule", [Reschedule.BUNDLES, Reschedule.GROUP])
 async def test_a_node_that_dies_has_its_bundles_asked_for_again(
     client: Client, fake: FakeScheduler, reschedule: Reschedule
 ) -> None:

@@ -221,6 +221,10 @@ def test_one_record_is_as_declared(world: World, pair: tuple[str, BoundRoute]) -
     if route.path.endswith("/exit"):  # Of a worker that lives: there is none yet.
         assert api("GET", shared.filled(route.path, values)).status == 504
         return
+    if route.path.endswith("/elastic"):
+        scaling = {"base_batch": 8, "max_local_batch": 8, "resources": {"GPU": 1}}
+        path = f"/v1/jobs/{world.known['job_id']}/scaling"
+        assert api("PUT", path, scaling).status == 200
     query = {"target": world.known["job_id"]} if route.path == "/v1/stacks" else {}
     answer = api("GET", shared.filled(route.path, values), **query)
     assert answer.status == 200
