@@ -9,17 +9,19 @@ import msgspec
 from stoker_goodput.batches import BatchLimits
 from stoker_goodput.efficiency import GradientNoise
 from stoker_goodput.throughput import ThroughputParams
-from stoker_scheduler.core.elastic.jobs import Allocation, ElasticJob, Hints
+from stoker_scheduler.core.elastic.jobs import ElasticJob, Hints
 from stoker_scheduler.core.elastic.rounds import Candidate
 from stoker_scheduler.core.model.queues import Account
 from stoker_scheduler.core.queueing.queue import GCS_OWNER
+from stoker_scheduler.elastic.directory import bundle_of
 from stoker_scheduler.wire_types import gang_of
-from stoker_wire.messages.groups import Bundle, GroupStrategy
+from stoker_wire.messages.elastic import by_node
+from stoker_wire.messages.groups import GroupStrategy
 
 if TYPE_CHECKING:
     from stoker_scheduler.core.model.node_filters import NodeFilter
     from stoker_scheduler.core.model.requirements import Requirements
-    from stoker_wire.messages.elastic import ElasticState, Replica, Scaling
+    from stoker_wire.messages.elastic import ElasticState, Scaling
     from stoker_wire.messages.elastic import Hints as WireHints
     from stoker_wire.messages.work import Job
 
@@ -42,7 +44,7 @@ def candidate_of(
         job=ElasticJob(
             job_id=job.job_id,
             submitted_s=job.created_at_s,
-            allocation=_allocation(replicas),
+            allocation=tuple(by_node(replicas).items()),
             service_gpu_s=state.service_s + len(state.replicas) * max(0.0, now_s - state.since_s),
             restarts=state.restarts,
             min_replicas=scaling.min_replicas,
@@ -91,17 +93,4 @@ def hints_of(said: WireHints | None, limits: BatchLimits) -> Hints:
 
 def requirements_of_replica(scaling: Scaling, filters: tuple[NodeFilter, ...] = ()) -> Requirements:
     """Return what one replica needs of a node."""
-    bundle = Bundle(
-        resources=scaling.resources,
-        label_selector=scaling.label_selector,
-        node_filter=scaling.node_filter,
-        tolerations=scaling.tolerations,
-    )
-    return gang_of((bundle,), GroupStrategy.PACK, filters=filters).bundles[0]
-
-
-def _allocation(replicas: tuple[Replica, ...]) -> Allocation:
-    counts: dict[str, int] = {}
-    for replica in replicas:
-        counts[replica.node_id] = counts.get(replica.node_id, 0) + 1
-    return tuple(counts.items())
+    return gang_of((bundle_of(scaling),), GroupStrategy.PACK, filters=filters).bundles[0]

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.dry_run.fork import size_of
 from stoker_scheduler.core.elastic import generations as gen
-from stoker_scheduler.elastic.directory import new_group_id
+from stoker_scheduler.elastic.directory import bundle_of, new_group_id
 from stoker_scheduler.elastic.plans import Cluster, filters_of, plan_round
-from stoker_wire.constraints.label_selectors import NODE_ID_LABEL
 from stoker_wire.errors import ConflictError, NotFoundError, StokerError
 from stoker_wire.messages.elastic import (
     ElasticState,
@@ -26,7 +25,6 @@ from stoker_wire.messages.elastic import (
     WithdrawReplicas,
 )
 from stoker_wire.messages.groups import (
-    Bundle,
     CreatePlacementGroup,
     PlacementGroup,
     ReleaseBundles,
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from stoker_scheduler.core.model.requirements import Requirements
     from stoker_wire.http.client.client import Client
     from stoker_wire.messages.elastic import Scaling
+    from stoker_wire.messages.groups import Bundle
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +49,8 @@ LOOK_S = 1.0
 CALL_S = 10.0
 MAX_SIZE = 100_000
 """Nodes, leases and requests of a state that is copied for a round, in about a second."""
+ROUND_S = 60.0
+"""The most that a policy may take, a plug-in too."""
 MAX_PAUSE_S = 1800.0
 
 
@@ -141,7 +142,18 @@ class ElasticController:
         if size > MAX_SIZE:
             _log.warning("elastic jobs keep what they have: %d nodes, leases and requests", size)
             return
-        self.last = await plan_round(self._engine, self._policies)
+        try:
+            async with asyncio.timeout(ROUND_S):
+                self.last = await plan_round(self._engine, self._policies)
+        except TimeoutError:
+            policy = self._engine.elastic_policy
+            _log.error(
+                "elastic jobs keep what they have: a round of the policy %s takes over %g s; "
+                "set STOKER_ELASTIC_POLICY to another",
+                policy,
+                ROUND_S,
+            )
+            return
         self._targets = dict(self.last.targets)
         paused = self._paused_until_s
         self._paused_until_s = {name: paused[name] for name in paused if name in self._targets}
@@ -287,16 +299,7 @@ class ElasticController:
 
 def bundles_of(scaling: Scaling, wanted: Allocation) -> tuple[Bundle, ...]:
     """Return the bundles of replicas, each pinned to its node."""
-    return tuple(
-        Bundle(
-            resources=scaling.resources,
-            label_selector={**scaling.label_selector, NODE_ID_LABEL: node_id},
-            node_filter=scaling.node_filter,
-            tolerations=scaling.tolerations,
-        )
-        for node_id, count in wanted
-        for _ in range(count)
-    )
+    return tuple(bundle_of(scaling, node_id) for node_id, count in wanted for _ in range(count))
 
 
 def _replicas(places: Sequence[gen.Place]) -> tuple[Replica, ...]:

@@ -7,6 +7,7 @@ at once, so that no step is ordered twice.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,14 +21,14 @@ from stoker_scheduler.core.elastic.generations import (
     Standing,
 )
 from stoker_wire.constraints.label_selectors import NODE_ID_LABEL
-from stoker_wire.messages.groups import GroupState, PlacementGroup
+from stoker_wire.messages.groups import Bundle, GroupState, PlacementGroup
 from stoker_wire.messages.work import Job, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from stoker_scheduler.core.elastic.allocations import Allocation
-    from stoker_wire.messages.elastic import ElasticState, Replica
+    from stoker_wire.messages.elastic import ElasticState, Replica, Scaling
 
 _GROUP = "pg_elastic."
 
@@ -40,6 +41,17 @@ def new_group_id() -> str:
 def is_of_replicas(group_id: str) -> bool:
     """Return whether a placement group was made for replicas of an elastic job."""
     return group_id.startswith(_GROUP)
+
+
+def bundle_of(scaling: Scaling, node_id: str = "") -> Bundle:
+    """Return the bundle of a replica, on a node if one is given."""
+    pin = {NODE_ID_LABEL: node_id} if node_id else {}
+    return Bundle(
+        resources=scaling.resources,
+        label_selector={**scaling.label_selector, **pin},
+        node_filter=scaling.node_filter,
+        tolerations=scaling.tolerations,
+    )
 
 
 @dataclass(slots=True)
@@ -166,12 +178,8 @@ def _reservation(group: PlacementGroup) -> Reservation:
 
 def _wanted(group: PlacementGroup) -> Allocation:
     """Return the replicas by node for which a group was made: each bundle is pinned to a node."""
-    counts: dict[str, int] = {}
-    for index, bundle in enumerate(group.bundles):
-        if index not in group.released:
-            node_id = bundle.label_selector.get(NODE_ID_LABEL, "")
-            counts[node_id] = counts.get(node_id, 0) + 1
-    return tuple(counts.items())
+    left = (one for index, one in enumerate(group.bundles) if index not in group.released)
+    return tuple(Counter(one.label_selector[NODE_ID_LABEL] for one in left).items())
 
 
 def places_of(replicas: Iterable[Replica]) -> Places:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from stoker.api.placement_groups import PlacementGroup
-from stoker.exceptions import GetTimeoutError, StokerError
+from stoker.exceptions import ConflictError, GetTimeoutError, StokerError
 from stoker.runtime import current
 from stoker.runtime.options.strategies import PlacementGroupSchedulingStrategy
 from stoker_wire.messages.elastic import (
@@ -39,6 +39,7 @@ from stoker_wire.messages.elastic import (
     Replica,
     Scaling,
     StepTimeParams,
+    by_node,
 )
 
 __all__ = ("Generation", "Session", "join")
@@ -70,10 +71,7 @@ class Generation:
     @property
     def nodes(self) -> dict[str, int]:
         """Its replicas by node, in the order of their ranks."""
-        found: dict[str, int] = {}
-        for one in self.replicas:
-            found[one.node_id] = found.get(one.node_id, 0) + 1
-        return found
+        return by_node(self.replicas)
 
     def strategies(self) -> list[PlacementGroupSchedulingStrategy]:
         """Return the ``scheduling_strategy`` for the actor of each rank."""
@@ -98,6 +96,8 @@ class Session:
         self._lock = threading.Condition()
         self._state = state
         self._closed = False
+        self._failure: StokerError | None = None
+        """Why nothing more is heard of the job, as it has ended or is rigid."""
         self._report_interval_s = report_interval_s
         self._unsaid: Hints | None = None
         self._says = False
@@ -120,11 +120,16 @@ class Session:
         state = self._state
         return None if state.offer is None else _offered(state, state.offer)
 
-    def wait_for_offer(self, timeout_s: float | None = None) -> Generation:
-        """Return the open offer, once there is one; GetTimeoutError if none comes within ``timeout_s``."""
+    def wait_for_offer(self, timeout_s: float | None = 600.0) -> Generation:
+        """Return the open offer, once there is one; GetTimeoutError if none comes within ``timeout_s``.
+
+        None waits for ever. NotFoundError if the job is rigid again, ConflictError if the session is closed.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
             while self._state.offer is None:
+                if self._failure is not None:
+                    raise self._failure
                 left_s = None if deadline is None else deadline - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     raise GetTimeoutError(
@@ -226,7 +231,7 @@ class Session:
             await asyncio.sleep(self._report_interval_s)
 
     async def _follow(self) -> None:
-        while not self._closed:
+        while True:
             query = {"seen": self._state.version, "wait_s": _POLL_S}
             try:
                 state = await self._runtime.clients.gcs.call(
@@ -238,13 +243,22 @@ class Session:
                 )
             except StokerError as error:
                 if not error.retryable:
-                    return
+                    return self._fail(error)
                 await asyncio.sleep(_PAUSE_S)
                 continue
             self._set(state)
+            if state.version == query["seen"]:
+                # The wait is over; or the job is, of which each answer comes at once.
+                await asyncio.sleep(_PAUSE_S)
+
+    def _fail(self, error: StokerError) -> None:
+        with self._lock:
+            self._failure = error
+            self._lock.notify_all()
 
     async def _end(self) -> None:
         self._task.cancel()
+        self._fail(ConflictError("this session is closed\njoin again: stoker.train.elastic.join()"))
         await self._runtime.clients.gcs.call("DELETE", f"{self._path}/scaling", timeout_s=_CALL_S)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stoker
-from stoker.exceptions import BadRequestError, ConflictError, GetTimeoutError
+from stoker.exceptions import BadRequestError, ConflictError, GetTimeoutError, NotFoundError
 from stoker.train import elastic
 from stoker_wire.messages.control import Explanation
 from stoker_wire.messages.elastic import ElasticPlan
@@ -79,11 +79,8 @@ class Replica:
 
 
 @stoker.remote(num_cpus=0, num_gpus=1)
-def rigid(seconds: float) -> float:
-    import time
-
-    time.sleep(seconds)
-    return seconds
+def rigid(number: float) -> float:
+    return number
 
 
 def test_a_job_gets_all_gpus_gives_one_back_on_demand_and_has_it_again(
@@ -199,6 +196,17 @@ def test_replicas_may_be_made_of_cpus_and_few_by_their_limits(cluster: LocalClus
         assert generation.world == 2, "powers of two within a node"
         with pytest.raises(GetTimeoutError, match="no offer came within 1 s"):
             session.wait_for_offer(1.0)
+
+
+def test_who_waits_is_told_when_no_offer_can_come(cluster: LocalCluster) -> None:
+    session = elastic.join(**LIMITS, min_replicas=5)
+    job_id = stoker.get_runtime_context().job_id
+    http(cluster).call("DELETE", f"/v1/jobs/{job_id}/scaling")
+    with pytest.raises(NotFoundError, match="is not elastic"):
+        session.wait_for_offer(WAIT_S)
+    session.close()
+    with pytest.raises(ConflictError, match="this session is closed"):
+        session.wait_for_offer(WAIT_S)
 
 
 def test_limits_that_make_no_sense_are_refused_by_name(cluster: LocalCluster) -> None:

@@ -7,6 +7,8 @@ a boundary between two batches, and ends the one before: of each job one generat
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -112,6 +114,11 @@ class Replica(Message):
 Replicas = Annotated[tuple[Replica, ...], msgspec.Meta(max_length=MAX_REPLICAS)]
 
 
+def by_node(replicas: Iterable[Replica]) -> dict[str, int]:
+    """Return how many replicas each node has, in the order of their ranks."""
+    return dict(Counter(replica.node_id for replica in replicas))
+
+
 class Offer(Record):
     """The replicas of the next generation, all reserved, in the order of their ranks.
 
@@ -159,10 +166,7 @@ class ElasticState(Record):
 
     def allocation(self) -> dict[str, int]:
         """Return the replicas by node, in the order of their ranks."""
-        found: dict[str, int] = {}
-        for replica in self.replicas:
-            found[replica.node_id] = found.get(replica.node_id, 0) + 1
-        return found
+        return by_node(self.replicas)
 
 
 class ElasticQuery(Message):

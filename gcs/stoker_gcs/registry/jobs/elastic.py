@@ -1,4 +1,4 @@
-"""The registry of elastic jobs: applies ``elastic.rules`` to what jobs say and the scheduler decides.
+"""The registry of elastic jobs: applies ``elastic_rules`` to what jobs say and the scheduler decides.
 
 Their state is a part of the job's record (:attr:`stoker_wire.messages.work.Job.elastic`), so that who watches
 jobs sees it, and time travel has it.

@@ -9,6 +9,7 @@ the one before was, and repeats no step that is on its way.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -235,10 +236,7 @@ def _grow_s(job: Standing) -> float:
 
 def allocation_of(places: Places) -> Allocation:
     """Return the replicas by node, in the order of their ranks."""
-    counts: dict[str, int] = {}
-    for place in places:
-        counts[place.node_id] = counts.get(place.node_id, 0) + 1
-    return tuple(counts.items())
+    return tuple(Counter(place.node_id for place in places).items())
 
 
 def split(places: Places, target: Allocation) -> tuple[Places, Allocation]:

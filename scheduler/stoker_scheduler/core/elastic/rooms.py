@@ -180,6 +180,6 @@ def trimmed(pool: Pool, rooms: Mapping[str, int], budget: int) -> dict[str, int]
 
 
 def headroom(twin: State, pool: Pool) -> int:
-    """Return how many replicas the limits of the pool's queue admit, on a state without them."""
-    cost = twin.cost(pool.requirements)
-    return max((twin.tenants.headroom(one.account, cost) for one in pool.members), default=0)
+    """Return how many replicas the limits of queues, users and jobs admit, on a state without them."""
+    wanted = {one.account: one.max_replicas for one in pool.members}
+    return twin.tenants.startable(wanted, twin.cost(pool.requirements))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.elastic.jobs import (
@@ -84,6 +84,7 @@ def decide(
     ``group_ids`` are the placement groups of their replicas; ``policy_of`` has the policy of each queue.
     """
     twin = without_replicas(twin, group_ids)
+    candidates = [_within_limits(twin, one) for one in candidates]
     by_id = {one.job.job_id: one for one in candidates}
     members = [(one.account.queue, _member(one)) for one in candidates]
     weights = {spec.name: spec.weight for spec in twin.tenants.specs}
@@ -126,6 +127,12 @@ def _round_of(
         return PoolRound(pool, nodes, present, None, f"{type(error).__name__}: {error}")
     targets = {one.job.job_id: answer.get(one.job.job_id, ()) for one in some}
     return PoolRound(pool, nodes, targets, worth_of(policy, snapshot, hints, targets, now_s))
+
+
+def _within_limits(twin: State, one: Candidate) -> Candidate:
+    """Return a job with no more replicas than the limits of its queue, user and job admit."""
+    most = twin.tenants.headroom(one.account, twin.cost(one.requirements))
+    return replace(one, job=replace(one.job, max_replicas=min(one.job.max_replicas, most)))
 
 
 def _member(one: Candidate) -> Member:

@@ -1,7 +1,7 @@
 """The worth of one replica more or less, and of one node: for who asks why, and for an autoscaler.
 
-The unit is that of the policy's values (docs/simulate.md): the seconds by which the work of a second on one
-GPU comes sooner. Only policies that put values on counts, as ``stoker`` does, can say it.
+The unit is that of the policy's values (docs/elastic.md): seconds by which the work of a second on one GPU
+comes sooner, or with a ``fairness`` terms of its power mean. Of policies, ``stoker`` puts values on counts.
 """
 
 from __future__ import annotations

@@ -106,6 +106,16 @@ def test_queues_have_their_weights_and_limits() -> None:
     assert counts(both)["job_1"] >= 4
 
 
+def test_a_limit_of_each_job_bounds_what_it_is_to_have() -> None:
+    core = Core({"GPU": 8})
+    small = QueueSpec(name="a", job_limit={"GPU": 20_000})
+    core.feed(ev.QueuesChanged(at_s=0.0, queues=(small,)))
+    found = round_of(core, candidate("job_1", queue="a"), candidate("job_2", queue="a"))
+    assert counts(found) == {"job_1": 2, "job_2": 2}
+    beyond = round_of(core, candidate("job_1", queue="a", min_replicas=4))
+    assert counts(beyond) == {"job_1": 0}, "less than its least is of no use"
+
+
 def test_a_policy_that_fails_or_gives_away_too_much_changes_nothing() -> None:
     class Broken:
         def allocate(
