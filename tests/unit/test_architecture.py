@@ -29,6 +29,7 @@ ROOTS = {
     "stoker": REPO / "sdk/stoker",
     "stoker_kernels": REPO / "kernels/stoker_kernels",
     "stoker_goodput": REPO / "goodput/stoker_goodput",
+    "stoker_train": REPO / "train/stoker_train",
     "stoker_migrations": REPO / "migrations/stoker_migrations",
 }
 # What each package may import of ours, besides itself. Services talk HTTP to each other.
@@ -40,6 +41,7 @@ ALLOWED = {
     "stoker": {"stoker_wire"},
     "stoker_kernels": set(),
     "stoker_goodput": set(),
+    "stoker_train": {"stoker", "stoker_wire", "stoker_goodput", "stoker_kernels"},
     "stoker_migrations": {"stoker_wire", "stoker_gcs"},
 }
 SERVICES = {"stoker_gcs", "stoker_scheduler", "stoker_nodelet"}
@@ -51,6 +53,7 @@ _RUNTIME = ROOTS["stoker"] / "runtime"
 PURE = (
     ROOTS["stoker_scheduler"] / "core",
     ROOTS["stoker_nodelet"] / "core",
+    ROOTS["stoker_train"] / "elastic/core",
     _RUNTIME / "objects/table.py",
     _RUNTIME / "objects/borrow_table.py",
     _RUNTIME / "tasks/dispatch.py",
@@ -77,6 +80,7 @@ MIRRORED = {
     "nodelet": (ROOTS["stoker_nodelet"],),
     "scheduler": (ROOTS["stoker_scheduler"],),
     "sdk": (ROOTS["stoker"], ROOTS["stoker"] / "runtime"),
+    "train": (ROOTS["stoker_train"],),
     "wire": (ROOTS["stoker_wire"],),
 }
 # Unit tests of no single module, and of what else.

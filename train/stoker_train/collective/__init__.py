@@ -1,0 +1,1 @@
+"""``stoker.collective``: collectives between actors."""

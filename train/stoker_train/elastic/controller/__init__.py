@@ -1,0 +1,1 @@
+"""Drive an elastic job: replicas, generations, checkpoints and decisions."""

@@ -1,0 +1,1 @@
+"""Feed each replica its share of every step, each sample once."""

@@ -1,0 +1,1 @@
+"""Run the loop of the user in an actor, in one generation after the other."""

@@ -1,0 +1,1 @@
+"""Exchange gradients and models between replicas, by strategies that may change while a job trains."""
