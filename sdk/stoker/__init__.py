@@ -56,7 +56,7 @@ from stoker.runtime.process.stops import PreemptionNotice
 from stoker_wire.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from stoker import actor, jobs, kernels, kv, train, util
+    from stoker import actor, collective, jobs, kernels, kv, train, util
     from stoker.api.registration import register, unregister
     from stoker.util import Executor, dask_get, map_stream, tqdm
 
@@ -77,6 +77,7 @@ __all__ = (
     "available_resources",
     "cancel",
     "cluster_resources",
+    "collective",
     "dask_get",
     "empty",
     "exceptions",
@@ -116,7 +117,7 @@ __all__ = (
     "wait",
 )
 
-_LAZY = ("actor", "jobs", "kernels", "kv", "ray", "train", "util")
+_LAZY = ("actor", "collective", "jobs", "kernels", "kv", "ray", "train", "util")
 _OF_UTIL = ("Executor", "dask_get", "map_stream", "tqdm")
 _OF_REGISTRATION = ("register", "unregister")
 

@@ -4,7 +4,8 @@ Every rank announces itself under the group's key; rank 0 opens a ``TCPStore`` o
 the others can reach and publishes it once everybody is there; the rest of PyTorch's set-up runs over
 that store. So a missing rank is known by its number, and no port is chosen ahead of time.
 
-Called by user code inside actors or tasks; it must not import torch at module level.
+Called by user code inside actors or tasks, and by ``stoker.collective``, whose groups leave torch's
+default one free; it must not import torch at module level.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from stoker.exceptions import BadRequestError, ConflictError, GetTimeoutError
 from stoker.runtime import current
 
 if TYPE_CHECKING:
+    import threading
+
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _LOOPBACK = "127.0.0.1"
+_LOOK_S = 0.25
+"""Between two looks at whether the others were given up."""
 _STORE_SLACK_S = 2.0
 """Rank 0 names the ranks that are missing no later than this after its deadline."""
 
@@ -36,13 +41,16 @@ def init_process_group(
     backend: str | None = None,
     timeout_s: float = 60.0,
     attempt: int = 0,
+    rendezvous_timeout_s: float | None = None,
+    abandoned: threading.Event | None = None,
 ) -> None:
     """Join this process, as ``rank`` of ``world_size``, to the ``torch.distributed`` group ``name``.
 
     Returns when all ranks are there. The name is the group's within the job; a group that is formed
     again after a failure must use another ``attempt``, so that it meets no keys of the last one.
     ``backend`` defaults to ``"nccl"`` where this process sees a GPU, else ``"gloo"``. ``timeout_s``
-    bounds the rendezvous, and each collective afterwards.
+    bounds the rendezvous, and each collective afterwards; ``rendezvous_timeout_s``, if given, the
+    rendezvous alone. Who waits for others stops soon after ``abandoned`` is set, with ``ConflictError``.
 
     Raises ``GetTimeoutError`` naming the ranks that are missing, and ``ConflictError`` if the rank was
     taken by another process. The store has no password: it listens on the address by which this
@@ -64,21 +72,16 @@ def init_process_group(
             f"init_process_group({name!r}): this process is in a group already\n"
             "leave it by stoker.train.destroy_process_group()"
         )
-    rendezvous = _Rendezvous(
-        name, rank, world_size, attempt, time.monotonic() + timeout_s, timeout_s
+    wait_s = timeout_s if rendezvous_timeout_s is None else rendezvous_timeout_s
+    rendezvous = Rendezvous(
+        name, rank, world_size, attempt=attempt, timeout_s=wait_s, abandoned=abandoned
     )
-    host = advertised_host()
-    _bind_interface(host)
-    rendezvous.announce()
-    store = _open_store(rendezvous, host) if rank == 0 else _join_store(rendezvous)
+    store = rendezvous.open_store()
     if backend is None:
         backend = "nccl" if torch.cuda.is_available() else "gloo"
     limit = timedelta(seconds=timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
-    store.set(f"stoker/met/{rank}", "1")
-    if rank == 0:
-        store.wait([f"stoker/met/{other}" for other in range(world_size)], limit)
-        rendezvous.clear()
+    rendezvous.close(store)
 
 
 def destroy_process_group() -> None:
@@ -94,24 +97,51 @@ def advertised_host() -> str:
     return urlsplit(current.runtime().channels.address.url).hostname or _LOOPBACK
 
 
-class _Rendezvous:
-    """One attempt of a group to form, as one of its ranks sees it: keys, and a deadline."""
+class Rendezvous:
+    """One attempt of a group to form, as one of its ranks sees it: keys, a deadline, and the store.
+
+    :meth:`open_store`, connect over the store, then :meth:`close`. ``name`` is the group's within the job.
+    """
 
     def __init__(
         self,
         name: str,
         rank: int,
         world_size: int,
-        attempt: int,
-        deadline_s: float,
-        timeout_s: float,
+        *,
+        attempt: int | str = 0,
+        timeout_s: float = 60.0,
+        abandoned: threading.Event | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self.timeout_s = timeout_s
         self._title = f"group {name!r} (attempt {attempt}, {world_size} ranks)"
-        self._deadline_s = deadline_s
+        self._deadline_s = time.monotonic() + timeout_s
+        self._abandoned = abandoned
         self._base = f"train/{current.runtime().job.job_id}/{name}/{attempt}/"
+
+    def open_store(self) -> TCPStore:
+        """Return the group's store once all ranks are there: rank 0 serves it.
+
+        Raises as :func:`init_process_group` does; this rank may then try again.
+        """
+        host = advertised_host()
+        bind_interface(host)
+        self.announce()
+        try:
+            return _open_store(self, host) if self.rank == 0 else _join_store(self)
+        except GetTimeoutError:
+            self._withdraw()
+            raise
+
+    def close(self, store: TCPStore) -> None:
+        """Say that this rank is connected; rank 0 waits for all to say so, and removes the keys."""
+        store.set(f"stoker/met/{self.rank}", "1")
+        if self.rank == 0:
+            everyone = [f"stoker/met/{other}" for other in range(self.world_size)]
+            store.wait(everyone, timedelta(seconds=self.timeout_s))
+            self.clear()
 
     @property
     def left_s(self) -> float:
@@ -150,14 +180,29 @@ class _Rendezvous:
             kv.delete(self._key(rank))
         kv.delete(f"{self._base}store")
 
+    def _withdraw(self) -> None:
+        """Remove what this rank alone has announced: who comes later shall not take it for there."""
+        kv.delete(self._key(self.rank))
+        if self.rank == 0:
+            kv.delete(f"{self._base}store")
+
     def _key(self, rank: int) -> str:
         return f"{self._base}rank/{rank}"
 
     def _wait(self, key: str, slack_s: float) -> bytes:
-        try:
-            return kv.wait(key, timeout=self.left_s + slack_s)
-        except GetTimeoutError:
-            raise self._missing_ranks_error() from None
+        while True:
+            left_s = self.left_s + slack_s
+            if self._abandoned is not None:
+                if self._abandoned.is_set():
+                    raise ConflictError(
+                        f"{self._title} was given up\nit forms again, or not at all"
+                    )
+                left_s = min(left_s, _LOOK_S)
+            try:
+                return kv.wait(key, timeout=left_s)
+            except GetTimeoutError:
+                if self._abandoned is None or self.left_s + slack_s <= 0:
+                    raise self._missing_ranks_error() from None
 
     def _missing_ranks_error(self) -> GetTimeoutError:
         prefix = f"{self._base}rank/"
@@ -173,7 +218,7 @@ class _Rendezvous:
         )
 
 
-def _open_store(rendezvous: _Rendezvous, host: str) -> TCPStore:
+def _open_store(rendezvous: Rendezvous, host: str) -> TCPStore:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     # A socket of its own, because TCPStore would listen on every address of this machine.
@@ -196,7 +241,7 @@ def _open_store(rendezvous: _Rendezvous, host: str) -> TCPStore:
     return store
 
 
-def _join_store(rendezvous: _Rendezvous) -> TCPStore:
+def _join_store(rendezvous: Rendezvous) -> TCPStore:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = rendezvous.store_address().split()
@@ -210,7 +255,7 @@ def _join_store(rendezvous: _Rendezvous) -> TCPStore:
     )
 
 
-def _bind_interface(host: str) -> None:
+def bind_interface(host: str) -> None:
     """Have gloo and NCCL use the interface that ``host`` is on, unless the user chose one."""
     import psutil
 

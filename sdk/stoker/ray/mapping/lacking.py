@@ -40,7 +40,19 @@ LACKING: Final = MappingProxyType(
         "widgets": "stoker.init() prints no widget",
         "scripts": "the command line is `stoker`",
         "cluster_utils": "start nodes with `stoker start`; see docs/nodes.md",
-        "util.collective": "use torch.distributed; stoker.train.init_process_group() joins actors to one",
+        **{
+            f"util.collective.{name}": "an actor uses one GPU here; give each GPU an actor of its own"
+            for name in (
+                "allreduce_multigpu",
+                "reduce_multigpu",
+                "broadcast_multigpu",
+                "allgather_multigpu",
+                "reducescatter_multigpu",
+                "send_multigpu",
+                "recv_multigpu",
+                "synchronize",
+            )
+        },
         "util.dask": "stoker.dask_get is Dask's scheduler here; see docs/from-dask.md",
         "util.spark": "run Spark beside Stoker",
         "util.sgd": "see stoker.train",
@@ -53,7 +65,7 @@ LACKING: Final = MappingProxyType(
         "util.lightgbm": f"{_SCOPE}; run it in actors of a placement group",
         "util.xgboost": f"{_SCOPE}; run it in actors of a placement group",
         "experimental.channel": "pass refs: values of a node are in shared memory",
-        "experimental.collective": "use torch.distributed",
+        "experimental.collective": "use stoker.ray.util.collective",
         "experimental.internal_kv": "use stoker.kv",
         "experimental.dynamic_resources": "give a node its resources when it starts",
         "experimental.compiled_dag_ref": "a graph's execute() returns an ObjectRef",

@@ -30,8 +30,16 @@ _NAMES = {
     "register_serializer": _CALLS,
 }
 _MODULES = (
-    *("accelerators", "actor_pool", "annotations", "check_serialize", "debug", "iter", "joblib"),
-    *("metrics", "multiprocessing", "queue", "scheduling_strategies", "state"),
+    *(
+        "accelerators",
+        "actor_pool",
+        "annotations",
+        "check_serialize",
+        "collective",
+        "debug",
+        "iter",
+    ),
+    *("joblib", "metrics", "multiprocessing", "queue", "scheduling_strategies", "state"),
 )
 __all__ = (
     "get_current_placement_group",

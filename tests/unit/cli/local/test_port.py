@@ -37,7 +37,7 @@ BAD = """
     import ray
     from ray import tune, serve as served
     import ray.train
-    from ray.util import collective
+    from ray.util import spark
     import stoker.ray
 
     ray.init(bogus=1, storage="/x", runtime_env={"mpi": "x", "pip": []})
@@ -65,7 +65,7 @@ def test_what_will_not_work_is_named_by_line(tmp_path: Path) -> None:
         (3, "error", "ray.serve"),
         (3, "error", "ray.tune"),
         (4, "error", "ray.train"),
-        (5, "error", "ray.util.collective"),
+        (5, "error", "ray.util.spark"),
         (8, "error", "init(bogus=)"),
         (8, "note", "init(storage=)"),
         (8, "error", "runtime_env['mpi']"),
