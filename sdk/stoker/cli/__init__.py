@@ -36,6 +36,11 @@ _COMMANDS = {
     ),
     "top": ("views.top", "top", "Show what runs and what is used, live, on the whole terminal."),
     "job": ("job", "job", "Submit, list, follow and stop jobs."),
+    "launch": (
+        "calls.launch",
+        "launch",
+        "Run a torchrun script on the cluster, with as many nodes as there are.",
+    ),
     "call": ("calls.call", "call", "Call a registered function, or a method of an actor."),
     "cancel": ("calls.call", "cancel", "Cancel a call."),
     "kill": ("calls.call", "kill", "End an actor at once."),
@@ -124,7 +129,7 @@ _GROUPS = {
     "See what is": ("status", "top", "dashboard", "list", "get", "memory"),
     "See why": ("explain", "story", "stack", "profile", "plan", "simulate", "docs"),
     "See what was": ("summary", "train", "timeline", "report", "logs"),
-    "Run": ("job", "schedule", "call", "cancel", "kill", "object", "placement-group"),
+    "Run": ("job", "launch", "schedule", "call", "cancel", "kill", "object", "placement-group"),
     "Tools": ("kernels", "port", "config", "version"),
 }
 

@@ -1,1 +1,1 @@
-"""Commands that call what runs on a cluster, and stop it, by a gateway."""
+"""Commands that start work on a cluster by name: calls of what runs there, and scripts of torchrun."""

@@ -1,9 +1,15 @@
-"""``stoker train``: how the training of jobs goes, by what it reports."""
+"""``stoker train``: how the training of jobs goes, by what it reports; and the proof of what it used.
+
+The ledger's rules are ``stoker_train``'s, which is built on this package: loaded when they are asked for.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
@@ -11,10 +17,13 @@ from stoker.cli.ids import Id, resolve_id
 from stoker.cli.options import cluster_options, http_client
 from stoker.cli.output import duration, echo, print_json, print_table
 from stoker.cli.tables import Column, Row
+from stoker.exceptions import NotFoundError
 from stoker_wire.http.training import TrainingRun
-from stoker_wire.messages.control import Page
+from stoker_wire.messages.control import KvGet, KvReply, Page
+from stoker_wire.messages.work import Job
 
 if TYPE_CHECKING:
+    from stoker.runtime.net.http import HttpClient
     from stoker_wire.http.training import Number
 
 _NONE = "-"
@@ -26,11 +35,20 @@ COLUMNS = (
     Column("last report", "ago", drop=1),
     Column("newest values", "newest", shrink=20),
 )
+EPOCHS = (
+    Column("epoch", "epoch"),
+    Column("samples", "samples"),
+    Column("of", "length"),
+    Column("steps", "steps"),
+    Column("generations", "generations"),
+    Column("batch", "batch"),
+)
+_CHUNKS_PER_CALL = 100
 
 
 @click.group()
 def train() -> None:
-    """Show how training goes: what `stoker.train.report` has reported."""
+    """Show how training goes: what `stoker.train.report` has reported, and what an elastic job used."""
 
 
 @train.command()
@@ -76,3 +94,65 @@ def _row_of(run: TrainingRun) -> Row:
 
 def _text(value: Number) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+@train.command()
+@click.argument("job_id", metavar="JOB", type=Id("job"))
+@cluster_options
+def verify(job_id: str, address: str | None, token: str | None, as_json: bool) -> None:
+    """Prove by its ledger that an elastic JOB used each sample of each epoch exactly once.
+
+    Ends with status 1, and what is wrong, where it did not. A job that still runs is checked up to here.
+    """
+    rules = importlib.import_module("stoker_train.elastic.core.ledger")
+    client = http_client(address, token)
+    job_id = resolve_id(client, job_id)
+    ledger = rules.decode(_ledger_of(client, job_id, rules))
+    epochs = rules.use_by_epoch(ledger.entries, ledger.head.lengths)
+    problems = ledger.verify()
+    if as_json:
+        print_json(
+            {"job_id": job_id, "exact": not problems, "problems": problems, "epochs": epochs}
+        )
+    else:
+        print_table([_epoch_row(one) for one in epochs], EPOCHS, empty="no step was taken")
+        for problem in problems:
+            echo(problem, err=True)
+        if not problems:
+            done = "" if ledger.head.finished else ", up to here"
+            echo(f"exactly once: {sum(one.samples for one in epochs)} samples{done}")
+    if problems:
+        sys.exit(1)
+
+
+def _ledger_of(client: HttpClient, job_id: str, rules: Any) -> dict[str, bytes]:
+    """Return the keys of a job's ledger without what they begin with, and their values."""
+    namespace = client.call("GET", f"/v1/jobs/{job_id}", reply=Job).namespace
+    prefix = rules.ledger_prefix(job_id)
+    found: dict[str, bytes] = {}
+    first, are_more = 0, True
+    while are_more:
+        chunks = [rules.chunk_key(n) for n in range(first, first + _CHUNKS_PER_CALL)]
+        body = KvGet(keys=tuple(prefix + end for end in (rules.HEAD, *chunks)))
+        reply = client.call("POST", f"/v1/kv/{quote(namespace, safe='')}", body, reply=KvReply)
+        found |= {one.key.removeprefix(prefix): one.value for one in reply.items}
+        are_more = chunks[-1] in found
+        first += _CHUNKS_PER_CALL
+    if not found:
+        raise NotFoundError(
+            f"job {job_id} has no ledger\ngive a job of stoker.train.ElasticTrainer", field="job_id"
+        )
+    return found
+
+
+def _epoch_row(one: Any) -> Row:
+    least, largest = one.least_batch, one.largest_batch
+    first, last = one.first_generation, one.last_generation
+    return {
+        "epoch": str(one.epoch),
+        "samples": str(one.samples),
+        "length": _NONE if one.length is None else str(one.length),
+        "steps": str(one.steps),
+        "generations": str(first) if first == last else f"{first} to {last}",
+        "batch": str(least) if least == largest else f"{least} to {largest}",
+    }
