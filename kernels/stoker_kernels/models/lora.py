@@ -36,7 +36,12 @@ class LoRALinear(nn.Module):
         return self._unmerged is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map x (..., in) -> (..., out)."""
+        """Map x (..., in) -> (..., out). Raises ``RuntimeError`` in training while it is merged."""
+        if self.merged and self.training and torch.is_grad_enabled() and self.lora_a.requires_grad:
+            raise RuntimeError(
+                "LoRALinear: a merged adapter gets no gradient\ncall lora.unmerge(model) before training, "
+                "model.eval() or torch.no_grad() for inference"
+            )
         y = self.base(x)
         if self.merged:
             return y
@@ -78,16 +83,17 @@ def inject(
 ) -> list[str]:
     """Freeze ``model`` and adapt its linear layers whose last name is in ``targets``; returns their names.
 
-    Make the optimizer afterwards: it takes the parameters that train. Raises ``ValueError`` for a target
-    that names no plain linear layer (a head with a loss, or one tied to the embedding, is none), for
-    a model that has adapters, and for a rank below 1.
+    A layer used under several names gets one adapter, under all of them; all must be in ``targets``. Make the
+    optimizer afterwards: it takes the parameters that train. Raises ``ValueError`` for a target that names
+    no plain linear layer (a head with a loss, or one tied to the embedding, is none), for a shared layer of
+    which another name is no target, for a model that has adapters, and for a rank below 1.
     """
     if rank < 1:
         raise ValueError(f"lora.inject: rank must be at least 1, got {rank}")
     if next(adapters(model), None) is not None:
         raise ValueError("lora.inject: the model has adapters already")
     targets = tuple(targets)
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     targeted = {n: m for n, m in modules.items() if n.rpartition(".")[2] in targets}
     for target in targets:
         named = [m for n, m in targeted.items() if n.rpartition(".")[2] == target]
@@ -98,10 +104,20 @@ def inject(
             raise ValueError(
                 f"lora.inject: {target!r} names no plain linear layer: there are {', '.join(names)}"
             )
+    chosen = {id(m) for m in targeted.values()}
+    for name, module in modules.items():
+        if id(module) in chosen and name not in targeted:
+            raise ValueError(
+                f"lora.inject: a target is shared with {name!r}, which is none\nadd its last name to targets"
+            )
     model.requires_grad_(False)
+    adapted: dict[int, LoRALinear] = {}
     for name, linear in targeted.items():
         assert isinstance(linear, nn.Linear)
-        _replace(model, name, LoRALinear(linear, rank, alpha, dropout))
+        if id(linear) not in adapted:
+            adapted[id(linear)] = LoRALinear(linear, rank, alpha, dropout)
+        # Modules may be shared too: then one assignment reaches the layer under several names.
+        _replace(model, name, adapted[id(linear)])
     return list(targeted)
 
 
@@ -126,9 +142,10 @@ def unmerge(model: nn.Module) -> None:
 
 def fold(model: nn.Module) -> None:
     """Merge for good: plain linear layers again, under their old names. They stay frozen."""
-    for name, layer in list(adapters(model)):
-        layer.merge()
-        _replace(model, name, layer.base)
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(layer, LoRALinear):
+            layer.merge()
+            _replace(model, name, layer.base)
 
 
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:

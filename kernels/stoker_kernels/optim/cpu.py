@@ -1,6 +1,6 @@
-"""The CPU path of Adam, AdamW and SGD: PyTorch's fused CPU kernels, which read every value once.
+"""The CPU path of Adam, AdamW, SGD and Adagrad: PyTorch's fused CPU kernels, which read every value once.
 
-Formulas: see ``reference``. LAMB and LARS run the reference itself on the CPU.
+Formulas: see ``reference``. The other rules run the reference itself on the CPU.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import torch
 
-from stoker_kernels.optim.hyper import AdamHyper, SGDHyper, read
+from stoker_kernels.optim.hyper import AdamHyper, SGDHyper, SquareHyper, read
 from stoker_kernels.optim.table import laid_out
 
 Tensors = list[torch.Tensor]
@@ -49,6 +49,19 @@ def sgd(
             is_first_step=is_first,
         )  # fmt: skip
     changed(params, *states)
+
+
+def adagrad(
+    params: Tensors, grads: Tensors, states: list[Tensors], steps: Tensors, hyper: torch.Tensor
+) -> None:
+    """Run one step of Adagrad in place."""
+    h = read(SquareHyper, hyper)
+    torch._foreach_add_(steps, 1.0)
+    torch._fused_adagrad_(
+        params, list(map(laid_out, grads, params)), states[0], steps, lr=h.lr, lr_decay=h.lr_decay,
+        weight_decay=h.weight_decay, eps=h.eps, maximize=h.sign < 0,
+    )  # fmt: skip
+    changed(params, states[0])
 
 
 def changed(*columns: Tensors) -> None:

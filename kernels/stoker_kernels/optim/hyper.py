@@ -47,7 +47,19 @@ class SGDHyper(NamedTuple):
     adapt: Any  # LARS: use the trust ratio
 
 
-H = TypeVar("H", AdamHyper, SGDHyper)
+class SquareHyper(NamedTuple):
+    """Adagrad, Adadelta and RMSprop, which divide by the root of accumulated squares."""
+
+    lr: Any
+    weight_decay: Any
+    sign: Any
+    eps: Any
+    added: Any  # of a new square to the average: 1 - rho, 1 - alpha; Adagrad sums, and does not read it
+    momentum: Any  # RMSprop
+    lr_decay: Any  # Adagrad
+
+
+H = TypeVar("H", AdamHyper, SGDHyper, SquareHyper)
 
 
 def adam_hyper(group: dict[str, Any], lr: float, decoupled: bool) -> AdamHyper:
@@ -67,6 +79,14 @@ def sgd_hyper(group: dict[str, Any], lr: float) -> SGDHyper:
         lr, group["weight_decay"], sign_of(group), group.get("eps", 0.0), group["momentum"],
         1.0 - group.get("dampening", 0.0), float(group.get("nesterov", False)),
         group.get("trust_coefficient", 0.0), float(group.get("adapt", True)),
+    )  # fmt: skip
+
+
+def square_hyper(group: dict[str, Any], lr: float, kept: float = 0.0) -> SquareHyper:
+    """Return the numbers of a group of Adagrad, Adadelta or RMSprop; ``kept``: of the average, a step."""
+    return SquareHyper(
+        lr, group["weight_decay"], sign_of(group), group["eps"], 1.0 - kept,
+        group.get("momentum", 0.0), group.get("lr_decay", 0.0),
     )  # fmt: skip
 
 

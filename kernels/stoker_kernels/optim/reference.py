@@ -13,8 +13,16 @@ LAMB (You et al. 2020, algorithm 2): m, v as Adam's;  u = m^ / (sqrt(v^) + eps) 
     p = p - lr phi(|p|) / |u| * u,  phi(z) = min(max(z, low), high); the ratio is 1 where |p| or |u| is 0
 LARS (You et al. 2017, algorithm 1): r = trust |p| / (|g| + w |p| + eps), 1 where |p| or |g| is 0
     b = momentum b + lr r (g + w p);  p = p - b
-Norms are 2-norms over one tensor. eps in LARS is not the paper's; it defaults to 0. Without ``adapt``
-the ratio is 1: biases and norms are often excluded so.
+Adagrad (Duchi et al. 2011), Adadelta (Zeiler 2012) and RMSprop (Hinton 2012), as torch.optim has them, after
+    g = g + w p:
+    Adagrad: s = s + g^2;  p = p - lr / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps)
+    Adadelta: v = rho v + (1 - rho) g^2;  d = sqrt(a + eps) / sqrt(v + eps) g;  p = p - lr d
+        a = rho a + (1 - rho) d^2
+    RMSprop: v = alpha v + (1 - alpha) g^2;  u = g / (sqrt(v) + eps);  p = p - lr u
+        or with momentum: b = momentum b + u;  p = p - lr b
+Norms are 2-norms over one tensor, and over all shards of a sharded one: ``trust_squares`` measures a shard,
+``update`` is given the sums. eps in LARS is not the paper's; it defaults to 0. Without ``adapt`` the ratio
+is 1: biases and norms are often excluded so.
 
 The gradient is first divided by ``grad_scale`` and, to maximize, negated. With ``found_inf`` nothing
 changes, the step number included.
@@ -27,7 +35,7 @@ from typing import Any
 
 import torch
 
-from stoker_kernels.optim.hyper import AdamHyper, SGDHyper, unpack
+from stoker_kernels.optim.hyper import AdamHyper, SGDHyper, SquareHyper, unpack
 from stoker_kernels.primitives.philox import philox4x32
 from stoker_kernels.runtime.backend import compute_dtype
 
@@ -60,12 +68,20 @@ def adam(
 
 
 def lamb(
-    p: torch.Tensor, g: torch.Tensor, states: list[torch.Tensor], t: torch.Tensor, h: AdamHyper
+    p: torch.Tensor,
+    g: torch.Tensor,
+    states: list[torch.Tensor],
+    t: torch.Tensor,
+    h: AdamHyper,
+    squares: torch.Tensor | None = None,
 ) -> Update:
-    """Run LAMB."""
+    """Run LAMB; ``squares`` (3,) of gradient, parameter and direction, where p is not the whole tensor."""
     states = moments(p, g, states, h)
     u = direction(states, t, h) + h.weight_decay * p
-    p_norm, u_norm = torch.linalg.vector_norm(p), torch.linalg.vector_norm(u)
+    if squares is None:
+        p_norm, u_norm = torch.linalg.vector_norm(p), torch.linalg.vector_norm(u)
+    else:
+        _, p_norm, u_norm = squares.to(p.dtype).sqrt().unbind()
     ratio = torch.minimum(torch.maximum(p_norm, h.low), h.high) / u_norm
     adapts = (p_norm > 0) & (u_norm > 0) & (h.adapt != 0)
     return p - h.lr * torch.where(adapts, ratio, 1.0) * u, states
@@ -84,10 +100,18 @@ def sgd(
 
 
 def lars(
-    p: torch.Tensor, g: torch.Tensor, states: list[torch.Tensor], t: torch.Tensor, h: SGDHyper
+    p: torch.Tensor,
+    g: torch.Tensor,
+    states: list[torch.Tensor],
+    t: torch.Tensor,
+    h: SGDHyper,
+    squares: torch.Tensor | None = None,
 ) -> Update:
-    """Run LARS."""
-    p_norm, g_norm = torch.linalg.vector_norm(p), torch.linalg.vector_norm(g)
+    """Run LARS; ``squares`` (2,) of gradient and parameter, where p is not the whole tensor."""
+    if squares is None:
+        p_norm, g_norm = torch.linalg.vector_norm(p), torch.linalg.vector_norm(g)
+    else:
+        g_norm, p_norm = squares.to(p.dtype).sqrt().unbind()
     ratio = h.trust * p_norm / (g_norm + h.weight_decay * p_norm + h.eps)
     adapts = (p_norm > 0) & (g_norm > 0) & (h.adapt != 0)
     rate = h.lr * torch.where(adapts, ratio, 1.0)
@@ -95,13 +119,51 @@ def lars(
     return p - buffer, [buffer]
 
 
-Rule = Callable[[Any, Any, Any, Any, Any], Update]
+def adagrad(
+    p: torch.Tensor, g: torch.Tensor, states: list[torch.Tensor], t: torch.Tensor, h: SquareHyper
+) -> Update:
+    """Run Adagrad."""
+    g = g + h.weight_decay * p
+    total = states[0] + g * g
+    rate = h.lr / (1.0 + (t - 1.0) * h.lr_decay)
+    return p - rate * g / (total.sqrt() + h.eps), [total]
+
+
+def adadelta(
+    p: torch.Tensor, g: torch.Tensor, states: list[torch.Tensor], t: torch.Tensor, h: SquareHyper
+) -> Update:
+    """Run Adadelta."""
+    g = g + h.weight_decay * p
+    average, moved = states
+    average = average + h.added * (g * g - average)
+    delta = (moved + h.eps).sqrt() / (average + h.eps).sqrt() * g
+    return p - h.lr * delta, [average, moved + h.added * (delta * delta - moved)]
+
+
+def rmsprop(
+    p: torch.Tensor, g: torch.Tensor, states: list[torch.Tensor], t: torch.Tensor, h: SquareHyper
+) -> Update:
+    """Run RMSprop; without a momentum buffer, the scaled gradient is the step."""
+    g = g + h.weight_decay * p
+    average = states[0] + h.added * (g * g - states[0])
+    step = g / (average.sqrt() + h.eps)
+    if len(states) == 1:
+        return p - h.lr * step, [average]
+    buffer = h.momentum * states[1] + step
+    return p - h.lr * buffer, [average, buffer]
+
+
+Rule = Callable[..., Update]
 RULES: dict[str, tuple[Rule, Any]] = {
     "adam": (adam, AdamHyper),
     "sgd": (sgd, SGDHyper),
     "lamb": (lamb, AdamHyper),
     "lars": (lars, SGDHyper),
+    "adagrad": (adagrad, SquareHyper),
+    "adadelta": (adadelta, SquareHyper),
+    "rmsprop": (rmsprop, SquareHyper),
 }
+TRUST = {"lamb": 3, "lars": 2}  # rules with a trust ratio, and the norms that it takes
 
 
 def update(
@@ -114,12 +176,17 @@ def update(
     grad_scale: torch.Tensor | None,
     found_inf: torch.Tensor | None,
     seed: int | None,
+    places: list[int] | None = None,
+    squares: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Run one step of ``rule`` on every tensor, in place; return the gradients' square sums (T,), unscaled.
 
-    ``states``: a list per kind of state, each as long as ``params``. ``seed`` rounds bf16 stochastically.
+    ``states``: a list per kind of state, each as long as ``params``. ``seed`` rounds bf16 stochastically,
+    together with a tensor's number in ``places`` (its place here by default). ``squares``: what
+    :func:`trust_squares` returned, summed over the shards.
     """
     function, kind = RULES[rule]
+    places = list(range(len(params))) if places is None else places
     sums = []
     for index, (p, grad, step) in enumerate(zip(params, grads, steps, strict=True)):
         wide = compute_dtype(p.dtype)
@@ -129,14 +196,45 @@ def update(
             g = g / grad_scale.to(wide).reshape(())
         sums.append(g.square().sum())
         own = [state[index] for state in states]
-        new_p, new_states = function(p.to(wide), h.sign * g, [s.to(wide) for s in own], step + 1, h)
+        arguments = (p.to(wide), h.sign * g, [s.to(wide) for s in own], step + 1, h)
+        given = () if squares is None else (squares[:, index],)
+        new_p, new_states = function(*arguments, *given)
         if seed is not None and p.dtype == torch.bfloat16:
-            new_p = round_stochastically(new_p, seed + index, step + 1)
+            new_p = round_stochastically(new_p, seed + places[index], step + 1)
         for old, new in zip((p, step, *own), (new_p, step + 1, *new_states), strict=True):
             if found_inf is not None:
                 new = torch.where(found_inf.reshape(()) != 0, old, new.to(old.dtype))
             old.copy_(new)
     return torch.stack(sums)
+
+
+def trust_squares(
+    rule: str,
+    params: list[torch.Tensor],
+    grads: list[torch.Tensor],
+    states: list[list[torch.Tensor]],
+    steps: list[torch.Tensor],
+    hyper: torch.Tensor,
+    grad_scale: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the squares that ``rule``'s trust ratio takes: (``TRUST[rule]``, T); changes nothing.
+
+    Of the gradient, the parameter, and for LAMB the direction of the step to come.
+    """
+    kind = RULES[rule][1]
+    rows = []
+    for index, (p, grad, step) in enumerate(zip(params, grads, steps, strict=True)):
+        wide = compute_dtype(p.dtype)
+        h = unpack(kind, hyper, wide)
+        p, g = p.to(wide), grad.to(wide)
+        if grad_scale is not None:
+            g = g / grad_scale.to(wide).reshape(())
+        row = [g, p]
+        if rule == "lamb":
+            after = moments(p, h.sign * g, [state[index].to(wide) for state in states], h)
+            row.append(direction(after, step + 1, h) + h.weight_decay * p)
+        rows.append(torch.stack([x.square().sum() for x in row]))
+    return torch.stack(rows, 1)
 
 
 def round_stochastically(p: torch.Tensor, seed: int, step: torch.Tensor) -> torch.Tensor:

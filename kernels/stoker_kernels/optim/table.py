@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 POINTERS = 5  # parameter, gradient, two states, step; 0 where there is none
-COLUMNS = 8  # then: number of elements, index of the first block, unused
+COLUMNS = 8  # then: number of elements, index of the first block, place among all parameters
 VECTOR = 8  # elements: 16 bytes of bf16, 32 of fp32
 CACHED_TABLES = 64
 RESERVED_TABLES = 256
@@ -46,44 +46,48 @@ class Table(NamedTuple):
     blocks: int
 
 
-def table_of(columns: Sequence[list[torch.Tensor]], chunk: int) -> Table:
+def table_of(
+    columns: Sequence[list[torch.Tensor]], chunk: int, places: Sequence[int] | None = None
+) -> Table:
     """Return the table for tensors given by kind (``POINTERS`` lists, empty where a kind is missing).
 
     A block is ``chunk`` elements of one tensor. All tensors are on one device; the first list that is
-    not empty tells the sizes.
+    not empty tells the sizes. ``places`` number the tensors for the random bits of their rounding.
     """
     leading = next(column for column in columns if column)
     addresses = tuple(tuple(t.data_ptr() for t in column) for column in columns)
     numels = tuple(t.numel() for t in leading)
+    places = tuple(range(len(numels)) if places is None else places)
     device = leading[0].device
     if device.type != "cuda":
-        return _cached(addresses, numels, chunk, device, 0)
+        return _cached(addresses, numels, places, chunk, device, 0)
     size = host_size(numels, chunk)
     # A step has several tables of one size: that of the norms, and those of equal groups.
     place = (size, addresses[0], bool(addresses[-1]))
     if torch.cuda.is_current_stream_capturing():
         host = _reserved.pop(place) if place in _reserved else _pinned(size)
         _read_by_graphs.append(host)
-        return _build(addresses, numels, chunk, device, host)
+        return _build(addresses, numels, places, chunk, device, host)
     if place not in _reserved:
         if len(_reserved) >= RESERVED_TABLES:  # the oldest: its parameters may be gone
             del _reserved[next(iter(_reserved))]
         _reserved[place] = _pinned(size)
     # Another stream would not wait for this one's copy.
     stream = torch.cuda.current_stream(device).cuda_stream
-    return _cached(addresses, numels, chunk, device, stream)
+    return _cached(addresses, numels, places, chunk, device, stream)
 
 
 @lru_cache(maxsize=CACHED_TABLES)
 def _cached(
     addresses: tuple[tuple[int, ...], ...],
     numels: tuple[int, ...],
+    places: tuple[int, ...],
     chunk: int,
     device: torch.device,
     stream: int,
 ) -> Table:
     host = torch.zeros(host_size(numels, chunk), dtype=torch.int64)
-    return _build(addresses, numels, chunk, device, host)
+    return _build(addresses, numels, places, chunk, device, host)
 
 
 def _pinned(size: int) -> torch.Tensor:
@@ -93,6 +97,7 @@ def _pinned(size: int) -> torch.Tensor:
 def _build(
     addresses: tuple[tuple[int, ...], ...],
     numels: tuple[int, ...],
+    places: tuple[int, ...],
     chunk: int,
     device: torch.device,
     host: torch.Tensor,
@@ -111,7 +116,7 @@ def _build(
     split = sum(blocks[i] for i in order if aligned[i])
     host[: count * COLUMNS] = torch.tensor(
         [
-            [*(a[i] if a else 0 for a in addresses), numels[i], first[i], 0]
+            [*(a[i] if a else 0 for a in addresses), numels[i], first[i], places[i]]
             for i in range(count)
         ],
         dtype=torch.int64,

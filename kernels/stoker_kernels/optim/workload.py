@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stoker_kernels.optim import LAMB, LARS, SGD, Adam, AdamW
+from stoker_kernels.optim import LAMB, LARS, SGD, Adadelta, Adagrad, Adam, AdamW, RMSprop
 from stoker_kernels.optim.optimizer import FusedOptimizer
 from stoker_kernels.workloads import Cost, Workload
 
@@ -64,4 +64,7 @@ WORKLOADS = (
     _work("sgd", partial(SGD, lr=0.1, momentum=0.9, nesterov=True), 3, 2),
     _work("lamb", LAMB, 4, 6),
     _work("lars", LARS, 5, 2, **_FP32),
+    _work("adagrad", Adagrad, 3, 2, **_FP32),
+    _work("adadelta", Adadelta, 3, 4, **_FP32),
+    _work("rmsprop", partial(RMSprop, momentum=0.9), 3, 4),
 )

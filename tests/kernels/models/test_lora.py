@@ -49,7 +49,7 @@ def test_the_formula() -> None:
     x = torch.randn(3, 6, dtype=torch.float64)
     expected = linear(x) + 8.0 / 2 * x @ layer.lora_a.T @ layer.lora_b.T
     torch.testing.assert_close(layer(x), expected)
-    layer.merge()
+    layer.eval().merge()
     torch.testing.assert_close(layer(x), expected)
 
 
@@ -128,6 +128,60 @@ def test_adapters_follow_dtype_and_checkpointing() -> None:
     half = build(STYLES["gpt"]).to(torch.bfloat16)
     lora.inject(half)
     assert all(layer.lora_a.dtype == torch.bfloat16 for _, layer in lora.adapters(half))
+
+
+class Shared(torch.nn.Module):
+    """One linear layer under two names, and one block under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = self.down = torch.nn.Linear(6, 6)
+        self.first = self.second = torch.nn.ModuleDict({"up": torch.nn.Linear(6, 6)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.down(torch.tanh(self.up(x)))
+        out: torch.Tensor = self.second["up"](torch.tanh(self.first["up"](x)))
+        return out
+
+
+def test_shared_layers_are_adapted_under_all_names() -> None:
+    model = Shared()
+    names = lora.inject(model, ("up", "down"), rank=2)
+    assert sorted(names) == ["down", "first.up", "second.up", "up"]
+    assert model.up is model.down
+    assert isinstance(model.up, lora.LoRALinear)
+    assert isinstance(model.second["up"], lora.LoRALinear)
+    assert not isinstance(model.second["up"].base, lora.LoRALinear)
+    assert len(list(lora.adapters(model))) == 2
+    for _, layer in lora.adapters(model):
+        torch.nn.init.normal_(layer.lora_b)
+    x = torch.randn(3, 6)
+    before = model(x)
+    before.sum().backward()
+    assert all(layer.lora_a.grad.any() for _, layer in lora.adapters(model))
+    lora.fold(model)
+    assert type(model.up) is torch.nn.Linear
+    assert model.up is model.down
+    assert not any(isinstance(m, lora.LoRALinear) for m in model.modules())
+    torch.testing.assert_close(model(x), before)
+    with pytest.raises(ValueError, match=r"shared with 'down', which is none\nadd its last name"):
+        lora.inject(Shared(), ("up",))
+
+
+def test_training_while_merged_is_refused() -> None:
+    model = torch.nn.Sequential()
+    model.add_module("up", torch.nn.Linear(4, 4))
+    lora.inject(model, ("up",))
+    lora.merge(model)
+    x = torch.randn(2, 4)
+    with pytest.raises(RuntimeError, match=r"merged adapter gets no gradient\ncall lora.unmerge"):
+        model(x)
+    with torch.no_grad():
+        model(x)
+    model.eval()
+    model(x)
+    lora.unmerge(model.train())
+    model(x).sum().backward()
 
 
 def test_errors() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_kernels import LAMB, LARS, SGD, Adam, AdamW
+from stoker_kernels import LAMB, LARS, SGD, Adadelta, Adagrad, Adam, AdamW, RMSprop
 from stoker_kernels.optim import table
 from tests.kernels._numerics import assert_close
 
-ALL = [AdamW, Adam, SGD, LAMB, LARS]
+ALL = [AdamW, Adam, SGD, LAMB, LARS, Adagrad, Adadelta, RMSprop]
 
 
 def parameter(*shape: int) -> torch.nn.Parameter:
@@ -190,6 +190,9 @@ PAIRS = [
     (Adam, torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.1}),
     (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3}),
     (SGD, torch.optim.SGD, {"lr": 0.1}),
+    (Adagrad, torch.optim.Adagrad, {"lr": 0.1, "initial_accumulator_value": 0.2}),
+    (Adadelta, torch.optim.Adadelta, {"lr": 0.1}),
+    (RMSprop, torch.optim.RMSprop, {"lr": 0.1, "momentum": 0.3}),
 ]
 
 
@@ -228,6 +231,9 @@ def test_a_checkpoint_of_torch_loads_whole() -> None:
     amsgrad = torch.optim.AdamW([p], amsgrad=True)
     with pytest.raises(ValueError, match="AdamW has no amsgrad"):
         ours.load_state_dict(amsgrad.state_dict())
+    centered = torch.optim.RMSprop([p], centered=True)
+    with pytest.raises(ValueError, match="RMSprop has no centered"):
+        RMSprop([p]).load_state_dict(centered.state_dict())
 
 
 @pytest.mark.parametrize("make", ALL)
@@ -316,6 +322,10 @@ def test_errors() -> None:
         AdamW([p], lr=-1.0)
     with pytest.raises(ValueError, match="betas"):
         AdamW([p], betas=(0.9, 1.0))
+    with pytest.raises(ValueError, match=r"Adadelta: rho must lie in \[0, 1\], got 1.5"):
+        Adadelta([p], rho=1.5)
+    with pytest.raises(ValueError, match="Adagrad: lr_decay must be at least 0"):
+        Adagrad([p], lr_decay=-0.1)
     with pytest.raises(ValueError, match="nesterov needs a momentum"):
         SGD([p], nesterov=True)
     with pytest.raises(ValueError, match="norm_bounds"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_kernels import LAMB, LARS, SGD, Adam, AdamW
+from stoker_kernels import LAMB, LARS, SGD, Adadelta, Adagrad, Adam, AdamW, RMSprop
 from stoker_kernels.optim import reference
 from stoker_kernels.optim.hyper import adam_hyper
 from tests.kernels._numerics import assert_close, poison_empty
@@ -26,6 +26,14 @@ TORCH: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "sgd_nesterov": (
         SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
     ),
+    "adagrad": (Adagrad, torch.optim.Adagrad, {"lr": 0.1, "weight_decay": 0.1}),
+    "adagrad_options": (
+        Adagrad, torch.optim.Adagrad,
+        {"lr": 0.1, "lr_decay": 0.01, "initial_accumulator_value": 0.3, "maximize": True},
+    ),
+    "adadelta": (Adadelta, torch.optim.Adadelta, {"lr": 0.9, "rho": 0.8, "weight_decay": 0.1}),
+    "rmsprop": (RMSprop, torch.optim.RMSprop, {"lr": 0.01, "alpha": 0.9, "weight_decay": 0.1}),
+    "rmsprop_momentum": (RMSprop, torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.8}),
 }  # fmt: skip
 
 
@@ -42,12 +50,15 @@ def test_matches_torch(backend: str, name: str, monkeypatch: pytest.MonkeyPatch)
         assert_close(*results, str(shape))
 
 
-def test_the_kernel_matches_torch_over_100_steps(interpreter: None) -> None:
+@pytest.mark.parametrize("name", ["adamw", "adagrad", "adadelta", "rmsprop_momentum"])
+def test_the_kernel_matches_torch_over_100_steps(interpreter: None, name: str) -> None:
+    ours, theirs, options = TORCH[name]
     start = [torch.randn(8, 16)]
-    kernel = train(AdamW, start, 100, **ADAM)
-    witness = train(torch.optim.AdamW, start, 100, **ADAM)
-    oracle = train(torch.optim.AdamW, start, 100, torch.float64, **ADAM)
+    kernel = train(ours, start, 100, **options)
+    witness = train(theirs, start, 100, **options)
+    oracle = train(theirs, start, 100, torch.float64, **options)
     assert_close(kernel[0], witness[0], oracle[0])
+    torch.testing.assert_close(kernel[0], witness[0], rtol=2e-6, atol=1e-6)
 
 
 class Textbook(torch.optim.Optimizer):
@@ -160,10 +171,14 @@ def test_bias_corrections_are_exact_to_fp32(interpreter: None) -> None:
         assert second.item() == pytest.approx((1 - 0.999**t) ** -0.5, rel=5e-7)
 
 
-@pytest.mark.parametrize("rule", ["adam", "sgd"])
+@pytest.mark.parametrize("rule", ["adam", "sgd", "adagrad"])
 def test_the_cpu_path_is_the_specification(rule: str) -> None:
     """In fp64, where rounding cannot hide a difference."""
-    make = AdamW if rule == "adam" else partial(SGD, momentum=0.9, dampening=0.2)
+    make = {
+        "adam": AdamW,
+        "sgd": partial(SGD, momentum=0.9, dampening=0.2),
+        "adagrad": partial(Adagrad, lr_decay=0.2, weight_decay=0.1),
+    }[rule]
     start = starts(torch.float64)
     fast = train(make, start, 5, torch.float64)
     with pytest.MonkeyPatch.context() as patch:
@@ -174,7 +189,7 @@ def test_the_cpu_path_is_the_specification(rule: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("make", [AdamW, Adam, SGD, LAMB, LARS])
+@pytest.mark.parametrize("make", [AdamW, Adam, SGD, LAMB, LARS, Adagrad, Adadelta, RMSprop])
 def test_repeats_bit_for_bit(backend: str, make: Any, dtype: torch.dtype) -> None:
     start = starts(dtype)
     first, second = train(make, start, 2, dtype), train(make, start, 2, dtype)

@@ -1,7 +1,7 @@
-"""Optimizer steps on the GPU: ``launchers`` runs ``kernels``, ``trust_kernels`` and ``scalar_kernels``."""
+"""Optimizer steps on the GPU: ``launchers`` runs the modules of kernels."""
 
 from __future__ import annotations
 
-from stoker_kernels.optim.triton.launchers import square_sums, update
+from stoker_kernels.optim.triton.launchers import square_sums, trust_squares, update
 
-__all__ = ("square_sums", "update")
+__all__ = ("square_sums", "trust_squares", "update")

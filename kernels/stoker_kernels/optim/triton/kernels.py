@@ -4,7 +4,8 @@ A program takes one block of CHUNK elements of one tensor, BLOCK at a time: it l
 table (``table``), and its step's numbers in ``scalars`` (``scalar_kernels``), which a small launch made
 from the hyperparameters and the step tensors just before. All arithmetic is fp32; each value is read
 once and written once. The sums of squares leave as one partial per block, to be added in a fixed order.
-Bytes per parameter, all fp32: Adam 28, SGD 12 or 20 with momentum, LAMB 24 + 16, LARS 8 + 20.
+Bytes per parameter, all fp32: Adam 28, SGD 12 or 20 with momentum, LAMB 24 + 16, LARS 8 + 20,
+Adagrad 20, Adadelta 28, RMSprop 20 or 28 with momentum (``square_kernels``).
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def by_four(x, BLOCK: tl.constexpr):
 
 @triton.jit
 def store_parameter(
-    ptrs, p, mask, seed, index, step, element, TYPE: tl.constexpr, ROUNDED: tl.constexpr,
+    ptrs, p, mask, seed, row, step, element, TYPE: tl.constexpr, ROUNDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Round p to TYPE and store it: to the nearest, or ROUNDED up or down at random (bf16 alone).
@@ -94,7 +95,9 @@ def store_parameter(
     """
     if ROUNDED:
         counter = element // 8 + tl.arange(0, BLOCK // 8)  # [BLOCK / 8] int64
-        a, b, c, d = tl.randint4x(seed + index, counter + (step.to(tl.int64) << _STEP_BIT))
+        a, b, c, d = tl.randint4x(
+            seed + tl.load(row + 7), counter + (step.to(tl.int64) << _STEP_BIT)
+        )
         words = tl.join(tl.join(a, c), tl.join(b, d)).to(tl.uint32, bitcast=True)  # order a b c d
         noise = tl.reshape(tl.join(words & 0xFFFF, words >> 16), [BLOCK]).to(tl.int32)
         bits = (p.to(tl.int32, bitcast=True) + noise) & -0x10000
@@ -139,7 +142,7 @@ def adam_kernel(
         tl.store(m_ptr + lane, m.to(S_TYPE), mask=write)
         tl.store(v_ptr + lane, v.to(S_TYPE), mask=write)
         store_parameter(
-            p_ptr + lane, p, write, seed, index, tl.load(s + STEP), start + offset,
+            p_ptr + lane, p, write, seed, row, tl.load(s + STEP), start + offset,
             P_TYPE, ROUNDED, BLOCK,
         )  # fmt: skip
     tl.store(square_ptr + block, tl.sum(squares, 0))
@@ -180,7 +183,7 @@ def sgd_kernel(
             g = of_grad * g + of_buffer * b
         p -= step_size * g
         store_parameter(
-            p_ptr + lane, p, write, seed, index, tl.load(s + STEP), start + offset,
+            p_ptr + lane, p, write, seed, row, tl.load(s + STEP), start + offset,
             P_TYPE, ROUNDED, BLOCK,
         )  # fmt: skip
     tl.store(square_ptr + block, tl.sum(squares, 0))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from stoker_kernels.optim.hyper import AdamHyper, SGDHyper
+from stoker_kernels.optim.hyper import AdamHyper, SGDHyper, SquareHyper
 from stoker_kernels.optim.triton.kernels import (
     _COLUMNS,
     ADDED,
@@ -32,9 +32,10 @@ from stoker_kernels.optim.triton.kernels import (
 )
 
 _ADAM, _SGD = AdamHyper._fields.index, SGDHyper._fields.index
+_SQUARE = SquareHyper._fields.index
 H_LR, H_DECAY, H_SIGN, H_EPS = (
     tl.constexpr(_ADAM(name)) for name in ("lr", "weight_decay", "sign", "eps")
-)  # the same places in both
+)  # the same places in all
 H_ALPHA1, H_ALPHA2 = tl.constexpr(_ADAM("alpha1")), tl.constexpr(_ADAM("alpha2"))
 H_LOG1, H_LOG2 = tl.constexpr(_ADAM("log_beta1")), tl.constexpr(_ADAM("log_beta2"))
 H_DECOUPLED, H_LAMB_ADAPT = tl.constexpr(_ADAM("decoupled")), tl.constexpr(_ADAM("adapt"))
@@ -42,6 +43,8 @@ H_LOW, H_HIGH = tl.constexpr(_ADAM("low")), tl.constexpr(_ADAM("high"))
 H_MOMENTUM, H_ADDED = tl.constexpr(_SGD("momentum")), tl.constexpr(_SGD("added"))
 H_NESTEROV, H_TRUST = tl.constexpr(_SGD("nesterov")), tl.constexpr(_SGD("trust"))
 H_LARS_ADAPT = tl.constexpr(_SGD("adapt"))
+H_SQUARE_ADDED, H_LR_DECAY = tl.constexpr(_SQUARE("added")), tl.constexpr(_SQUARE("lr_decay"))
+H_SQUARE_MOMENTUM = tl.constexpr(_SQUARE("momentum"))
 
 # Rules, and what reduce_kernel is to do.
 SUMS_ONLY = tl.constexpr(0)
@@ -49,6 +52,9 @@ ADAM = tl.constexpr(1)
 SGD = tl.constexpr(2)
 LAMB = tl.constexpr(3)
 LARS = tl.constexpr(4)
+ADAGRAD = tl.constexpr(5)
+ADADELTA = tl.constexpr(6)
+RMSPROP = tl.constexpr(7)
 
 
 @triton.jit
@@ -71,9 +77,9 @@ def one_minus_exp(x):
 @triton.jit(do_not_specialize=["tensors"])
 def scalars_kernel(
     table_ptr, hyper_ptr, scale_ptr, found_inf_ptr, scalars_ptr, tensors,
-    RULE: tl.constexpr, BLOCK: tl.constexpr,
+    RULE: tl.constexpr, BLOCK: tl.constexpr, COUNTED: tl.constexpr = True,
 ):  # fmt: skip
-    """Advance the tensors' step numbers and fill their rows; BLOCK tensors to a program."""
+    """Fill the tensors' rows and advance their step numbers, if COUNTED; BLOCK tensors to a program."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < tensors
     step_address = tl.load(table_ptr + index * _COLUMNS + 4, mask=mask, other=0)
@@ -86,7 +92,8 @@ def scalars_kernel(
         scale /= tl.load(scale_ptr)
     before = tl.load(step_ptr, mask=mask, other=0.0)
     step = before + 1.0
-    tl.store(step_ptr, before + write, mask=mask)
+    if COUNTED:
+        tl.store(step_ptr, before + write, mask=mask)
     lr, decay = tl.load(hyper_ptr + H_LR), tl.load(hyper_ptr + H_DECAY)
     zero = tl.zeros([BLOCK], dtype=tl.float32)
     s = scalars_ptr + index * SCALARS
@@ -108,6 +115,13 @@ def scalars_kernel(
         tl.store(s + ALPHA2, zero + tl.load(hyper_ptr + H_ALPHA2), mask=mask)
         tl.store(s + CORRECTION1, correction1, mask=mask)
         tl.store(s + CORRECTION2, correction2, mask=mask)
+        tl.store(s + EPS, zero + tl.load(hyper_ptr + H_EPS), mask=mask)
+    elif (RULE == ADAGRAD) | (RULE == ADADELTA) | (RULE == RMSPROP):
+        decayed = lr / (1.0 + before * tl.load(hyper_ptr + H_LR_DECAY))  # 0 but for Adagrad
+        tl.store(s + STEP_SIZE, decayed, mask=mask)
+        tl.store(s + L2, zero + decay, mask=mask)
+        tl.store(s + MOMENTUM, zero + tl.load(hyper_ptr + H_SQUARE_MOMENTUM), mask=mask)
+        tl.store(s + ADDED, zero + tl.load(hyper_ptr + H_SQUARE_ADDED), mask=mask)
         tl.store(s + EPS, zero + tl.load(hyper_ptr + H_EPS), mask=mask)
     else:
         momentum = tl.load(hyper_ptr + H_MOMENTUM)
@@ -135,32 +149,55 @@ def total(partial_ptr, first, count, WIDTH: tl.constexpr):
     return tl.sum(sums, 0)
 
 
+@triton.jit
+def set_ratio(hyper_ptr, s, g_square, p_square, u_square, RULE: tl.constexpr):
+    """Put a tensor's trust ratio among its scalars ``s``. LARS takes no ``u_square``."""
+    p_norm, g_norm, u_norm = tl.sqrt(p_square), tl.sqrt(g_square), tl.sqrt(u_square)
+    if RULE == LAMB:
+        adapts = (p_norm > 0.0) & (u_norm > 0.0) & (tl.load(hyper_ptr + H_LAMB_ADAPT) != 0.0)
+        bounded = tl.maximum(p_norm, tl.load(hyper_ptr + H_LOW))
+        bounded = tl.minimum(bounded, tl.load(hyper_ptr + H_HIGH))
+        ratio = tl.where(adapts, bounded, 1.0) / tl.where(adapts, u_norm, 1.0)
+        tl.store(s + STEP_SIZE, ratio * tl.load(hyper_ptr + H_LR))
+    else:
+        adapts = (p_norm > 0.0) & (g_norm > 0.0) & (tl.load(hyper_ptr + H_LARS_ADAPT) != 0.0)
+        above = tl.load(hyper_ptr + H_TRUST) * p_norm
+        below = g_norm + tl.load(hyper_ptr + H_DECAY) * p_norm + tl.load(hyper_ptr + H_EPS)
+        ratio = tl.where(adapts, above, 1.0) / tl.where(adapts, below, 1.0)
+        tl.store(s + ADDED, ratio * tl.load(hyper_ptr + H_LR))
+
+
 @triton.jit(do_not_specialize=["blocks"])
 def reduce_kernel(
     table_ptr, hyper_ptr, partial_ptr, scalars_ptr, square_sum_ptr, blocks,
-    RULE: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
+    RULE: tl.constexpr, KINDS: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One tensor's square sum from its blocks' partials; for LAMB and LARS its trust ratio too."""
+    """square_sum (KINDS, T) of one tensor from its blocks' partials; its trust ratio for LAMB and LARS."""
     index = tl.program_id(0)
     row = table_ptr + index * _COLUMNS
     count = tl.cdiv(tl.load(row + 5), CHUNK).to(tl.int32)
     first = tl.load(row + 6)
     g_square = total(partial_ptr, first, count, WIDTH)
     tl.store(square_sum_ptr + index, g_square)
-    s = scalars_ptr + index * SCALARS
+    for kind in tl.static_range(1, KINDS):
+        square = total(partial_ptr + kind * blocks, first, count, WIDTH)
+        tl.store(square_sum_ptr + kind * tl.num_programs(0) + index, square)
+    if (RULE == LAMB) | (RULE == LARS):
+        p_square = total(partial_ptr + blocks, first, count, WIDTH)
+        u_square = p_square
+        if RULE == LAMB:
+            u_square = total(partial_ptr + 2 * blocks, first, count, WIDTH)
+        set_ratio(hyper_ptr, scalars_ptr + index * SCALARS, g_square, p_square, u_square, RULE)
+
+
+@triton.jit
+def ratio_kernel(hyper_ptr, square_ptr, scalars_ptr, RULE: tl.constexpr):
+    """One tensor's trust ratio from squares (2 or 3, T) that were summed over its shards."""
+    index = tl.program_id(0)
+    tensors = tl.num_programs(0)
+    p_square = tl.load(square_ptr + tensors + index)
+    u_square = p_square
     if RULE == LAMB:
-        p_norm = tl.sqrt(total(partial_ptr + blocks, first, count, WIDTH))
-        u_norm = tl.sqrt(total(partial_ptr + 2 * blocks, first, count, WIDTH))
-        adapts = (p_norm > 0.0) & (u_norm > 0.0) & (tl.load(hyper_ptr + H_LAMB_ADAPT) != 0.0)
-        bounded = tl.maximum(p_norm, tl.load(hyper_ptr + H_LOW))
-        bounded = tl.minimum(bounded, tl.load(hyper_ptr + H_HIGH))
-        ratio = tl.where(adapts, bounded, 1.0) / tl.where(adapts, u_norm, 1.0)
-        tl.store(s + STEP_SIZE, ratio * tl.load(hyper_ptr + H_LR))
-    if RULE == LARS:
-        p_norm = tl.sqrt(total(partial_ptr + blocks, first, count, WIDTH))
-        g_norm = tl.sqrt(g_square)
-        adapts = (p_norm > 0.0) & (g_norm > 0.0) & (tl.load(hyper_ptr + H_LARS_ADAPT) != 0.0)
-        above = tl.load(hyper_ptr + H_TRUST) * p_norm
-        below = g_norm + tl.load(hyper_ptr + H_DECAY) * p_norm + tl.load(hyper_ptr + H_EPS)
-        ratio = tl.where(adapts, above, 1.0) / tl.where(adapts, below, 1.0)
-        tl.store(s + ADDED, ratio * tl.load(hyper_ptr + H_LR))
+        u_square = tl.load(square_ptr + 2 * tensors + index)
+    g_square = tl.load(square_ptr + index)
+    set_ratio(hyper_ptr, scalars_ptr + index * SCALARS, g_square, p_square, u_square, RULE)

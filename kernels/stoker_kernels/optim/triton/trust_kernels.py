@@ -67,9 +67,12 @@ def lamb_direction(p, m, v, l2, correction1, correction2, eps):
 def lamb_moments_kernel(
     table_ptr, tensor_of_block_ptr, scalars_ptr, first, partial_ptr, blocks,
     P_TYPE: tl.constexpr, G_TYPE: tl.constexpr, S_TYPE: tl.constexpr, ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    STORED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The moments after this step; partial (3, blocks): squares of gradient, parameter, direction."""
+    """The moments after this step; partial (3, blocks): squares of gradient, parameter, direction.
+
+    Without STORED nothing but the partials is written: a shard is measured.
+    """
     block, index, row, start, count = locate(
         table_ptr, tensor_of_block_ptr, first, ALIGNED, CHUNK
     )  # fmt: skip
@@ -94,8 +97,9 @@ def lamb_moments_kernel(
         v = tl.load(v_ptr + lane, mask=mask, other=0.0).to(tl.float32)
         m += alpha1 * (g - m)
         v += alpha2 * (g * g - v)
-        tl.store(m_ptr + lane, m.to(S_TYPE), mask=lane < stored)
-        tl.store(v_ptr + lane, v.to(S_TYPE), mask=lane < stored)
+        if STORED:
+            tl.store(m_ptr + lane, m.to(S_TYPE), mask=lane < stored)
+            tl.store(v_ptr + lane, v.to(S_TYPE), mask=lane < stored)
         u = lamb_direction(p, m, v, l2, correction1, correction2, eps)
         g_squares += by_four(g, BLOCK)
         p_squares += by_four(p, BLOCK)
@@ -132,6 +136,6 @@ def lamb_kernel(
         v = tl.load(v_ptr + lane, mask=mask, other=0.0).to(tl.float32)
         p -= step_size * lamb_direction(p, m, v, l2, correction1, correction2, eps)
         store_parameter(
-            p_ptr + lane, p, mask, seed, index, tl.load(s + STEP), start + offset,
+            p_ptr + lane, p, mask, seed, row, tl.load(s + STEP), start + offset,
             P_TYPE, ROUNDED, BLOCK,
         )  # fmt: skip
