@@ -518,6 +518,7 @@ def _make_folders(session_dir: Path, node_id: str) -> tuple[Path, Path]:
     if socket_dir.parent == session_dir:
         socket_dir.mkdir(mode=0o700, exist_ok=True)
     else:
+        arena.remove_abandoned(socket_dir)
         arena.create_owned(socket_dir)
     return session_dir, socket_dir
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import stoker
+from stoker import exceptions
 from stoker.train import elastic
 from tests.chaos._services import Apart, apart
 from tests.e2e._cluster import session_root
@@ -51,8 +53,15 @@ def joined() -> elastic.Session:
     return session
 
 
+def begun(session: elastic.Session) -> elastic.Generation:
+    """Accept an offer; one that a round has made void meanwhile is followed by another."""
+    while True:
+        with contextlib.suppress(exceptions.ConflictError):
+            return session.accept(session.wait_for_offer(WAIT_S))
+
+
 def grown(session: elastic.Session, world: int) -> elastic.Generation:
-    while (generation := session.accept(session.wait_for_offer(WAIT_S))).world != world:
+    while (generation := begun(session)).world != world:
         pass
     return generation
 
@@ -131,7 +140,7 @@ def test_offers_go_on_after_the_gcs_was_killed(trio: Apart) -> None:
             return 1
 
         waiting = rigid.remote()
-        smaller = session.accept(session.wait_for_offer(WAIT_S))
+        smaller = begun(session)
         assert smaller.number > first.number
         assert stoker.get(waiting, timeout=WAIT_S) == 1
     until(lambda: used(trio) == 0, WAIT_S, "all that it had is free")

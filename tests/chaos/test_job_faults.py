@@ -53,8 +53,12 @@ def test_a_job_goes_on_elsewhere_when_its_node_ends_and_then_all_services_are_ki
             retries=2,
             retry_delay_s=2.0,
         )
-        lines = until(lambda: client.get_job_logs(job_id), WAIT_S, "its actor has answered")
-        attempt, node_id, actor_node = lines.split()
+
+        def answered() -> list[str]:
+            words = client.get_job_logs(job_id).split()
+            return words if len(words) == 3 else []
+
+        attempt, node_id, actor_node = until(answered, WAIT_S, "its actor has answered")
         assert attempt == "1" and actor_node != node_id
         names = {node["node_id"]: name for name, node in cluster.nodes().items()}
         end(cluster.nodelets[int(names[node_id][1:])])

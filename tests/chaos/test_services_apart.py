@@ -379,7 +379,7 @@ def test_a_forced_cancel_needs_no_scheduler(joined: Apart) -> None:
     try:
         stoker.cancel(ref, force=True)
         assert isinstance(caught(lambda: get(ref)), exceptions.TaskCancelledError)
-        until(lambda: not os.path.exists(f"/proc/{pid}"), 10.0, "its worker is killed")
+        until(lambda: not os.path.exists(f"/proc/{pid}"), 20.0, "its worker is killed")
     finally:
         joined.scheduler.send(signal.SIGCONT)
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from tests.services import PostgresServer, RedisServer
 
-SUSPICIOUS = msgspec.structs.replace(PATIENT, suspect_after_s=2.0)
+SUSPICIOUS = msgspec.structs.replace(PATIENT, suspect_after_s=4.0)
 
 
 async def collect(client: Client, count: int) -> list[tuple[int, str]]:
@@ -247,7 +247,7 @@ async def test_redis_may_be_emptied_and_no_node_or_driver_is_blamed(
 ) -> None:
     await migrate(postgres_url)
     settings = msgspec.structs.replace(
-        SUSPICIOUS, driver_reconnect_s=2.0, restart_reconnect_s=2.0, dead_after_s=4.0
+        SUSPICIOUS, driver_reconnect_s=2.0, restart_reconnect_s=2.0, dead_after_s=6.0
     )
     async with (
         gcs(postgres_url, own_redis.url, settings=settings) as (one, a),

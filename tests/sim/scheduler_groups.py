@@ -89,6 +89,10 @@ class Groups(Runtimes):
             self.preempted_groups += 1
             self.ask_group(group)
 
+    def bundle_held(self, group_id: str, node_id: str) -> None:
+        """Note what a nodelet holds, of which the gcs may hear late, or never."""
+        next(one for one in self.groups if one.group_id == group_id).was_on.add(node_id)
+
     def remove_group(self, group: Group) -> None:
         if not group.removed:
             group.removed = True
@@ -156,7 +160,6 @@ class Groups(Runtimes):
         def arrive() -> None:
             if group.request_id == request_id and not group.removed and group.missing:
                 group.held.update(granted)
-                group.was_on.update(nodes)
                 self.placed_groups += 1
 
         self.message(arrive)

@@ -347,6 +347,8 @@ class World(Groups):
             return ev.StartFailure.HERE
         node.held[facts.lease_id] = dict(facts.gpus)
         node.facts[facts.lease_id] = facts
+        if facts.kind is ev.Kind.BUNDLE:
+            self.bundle_held(facts.group_id, node.spec.node_id)
         check_gpus(node, facts)
         return None
 

@@ -111,7 +111,7 @@ async def test_a_driver_that_does_not_answer_has_as_long_as_the_setting_says(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker_gcs.registry.jobs.sessions.SILENT_S", 1.0)
-    impatient = msgspec.structs.replace(SHORT, driver_unresponsive_s=2.0)
+    impatient = msgspec.structs.replace(SHORT, driver_unresponsive_s=4.0)
     with a_process() as process:
         async with gcs(sqlite_url, settings=impatient) as (_, client):
             silent, talks = await attach(client, process), await attach(client, process)
@@ -144,7 +144,7 @@ async def test_a_driver_that_was_seen_running_outlives_a_moment_in_which_nobody_
 
     monkeypatch.setattr(DriverProcesses, "look", look)
     monkeypatch.setattr("stoker_gcs.registry.jobs.sessions.LOOK_S", 0.5)
-    settings = msgspec.structs.replace(SHORT, driver_reconnect_s=2.0)
+    settings = msgspec.structs.replace(SHORT, driver_reconnect_s=4.0)
     async with gcs(sqlite_url, settings=settings) as (_, client):
         job = await attach(client, None)
         await (await session_of(client, job)).close()

@@ -170,7 +170,7 @@ async def test_timeouts_and_dependencies_outlive_the_gcs(
 ) -> None:
     async with gcs(sqlite_url) as (_, client), scheduler(client):
         await join(client, nodelet)
-        await submit(client, "job_1", timeout_s=2.0)
+        await submit(client, "job_1", timeout_s=5.0)
         await submit(client, "job_2", ("job_1", After.FAILED))
         await until(client, "job_1", JobState.RUNNING)
     async with gcs(sqlite_url) as (_, client), scheduler(client):
@@ -433,7 +433,7 @@ async def test_what_its_user_or_its_timeout_ends_is_not_run_again(
     await client.call("POST", "/v1/jobs/job_1/stop", reply=Job)
     await fail(client, "job_1", 1)
     assert (await get(client, "job_1")).state is JobState.STOPPED
-    await submit(client, "job_2", retries=5, retry_delay_s=3600.0, timeout_s=1.0)
+    await submit(client, "job_2", retries=5, retry_delay_s=3600.0, timeout_s=5.0)
     await until(client, "job_2", JobState.RUNNING)
     await fail(client, "job_2", 1)
     why = await client.call("GET", "/v1/jobs/job_2/explain", reply=Explanation)

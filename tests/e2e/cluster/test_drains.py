@@ -128,7 +128,7 @@ def test_what_cannot_be_moved_ends_at_the_deadline_and_says_why(site: Site) -> N
 
     still = Still.remote()
     assert get(still.ping.remote()) == 1
-    site.drain(node_id, 2.0)
+    site.drain(node_id, 6.0)  # what is looked at before the deadline takes a moment
     status = until(
         lambda: one if (one := site.status(node_id))["left"] else None,
         WAIT_S,

@@ -239,7 +239,7 @@ def test_a_call_of_a_preempted_actor_runs_again_uncharged(cluster: Cluster, flag
             return []
         return [(one.get("error") or {}).get("code") for one in attempts]
 
-    until(lambda: "preempted" in codes(), 10, "the preempted attempt is recorded")
+    until(lambda: "preempted" in codes(), 40, "the preempted attempt is recorded")
     stoker.kill(trainer)
 
 

@@ -176,7 +176,7 @@ def test_one_that_holds_the_interpreter_is_seen_by_a_signal(
 def test_a_profile_without_py_spy_says_what_is_lacking(cluster: LocalCluster, work: Work) -> None:
     body = msgspec.json.decode(msgspec.json.encode({"target": work.sleeping, "seconds": 0.1}))
     with pytest.raises(ConflictError, match="py-spy is not installed") as caught:
-        http(cluster).call("POST", "/v1/profiles", body, reply=bytes, timeout_s=3.0)
+        http(cluster).call("POST", "/v1/profiles", body, reply=bytes, timeout_s=WAIT_S)
     assert "stoker[profile]" in str(caught.value)
 
 

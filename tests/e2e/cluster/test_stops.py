@@ -92,7 +92,7 @@ def node_of(pid: int) -> str:
 def test_a_timeout_that_is_not_obeyed_runs_the_callbacks_first(
     head: LocalCluster, flags: Flags
 ) -> None:
-    @stoker.remote(timeout=1, max_retries=0)
+    @stoker.remote(timeout=4, max_retries=0)
     def deaf() -> None:
         stoker.on_stop(lambda notice: flags.raise_("notice", notice.reason))
         flags.raise_("pid", os.getpid())
@@ -105,7 +105,7 @@ def test_a_timeout_that_is_not_obeyed_runs_the_callbacks_first(
     with pytest.raises(TaskTimeoutError):
         get(deaf.remote())
     assert flags.is_up("raised"), "its code has heard of it before"
-    assert "timeout of 1 s" in flags.wait("notice")
+    assert "timeout of 4 s" in flags.wait("notice")
     pid = int(flags.wait("pid"))
     until(lambda: not alive(pid), WAIT_S, "its worker is gone")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FILES = resource.RLIMIT_NOFILE
 IDLE = 1100
 FEW = 256
-DEAD_AFTER_S = 2.0
+DEAD_AFTER_S = 6.0
 
 
 @stoker.remote
@@ -44,7 +44,7 @@ def test_a_node_lives_on_while_strangers_hold_more_connections_than_it_has_files
     tmp_path: Path, hard_limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STOKER_DEAD_AFTER_S", str(DEAD_AFTER_S))
-    monkeypatch.setenv("STOKER_SUSPECT_AFTER_S", "1")
+    monkeypatch.setenv("STOKER_SUSPECT_AFTER_S", "3")
     with contextlib.ExitStack() as open_:
         started = open_.enter_context(head(tmp_path, num_cpus=1))
         resource.setrlimit(FILES, (hard_limit, hard_limit))

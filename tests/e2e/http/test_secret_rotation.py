@@ -251,7 +251,7 @@ def test_a_rotation_waits_for_the_file_of_each_machine_and_goes_on_where_it_stop
         line_of(calls, "UP")
         assert "still accepts the former secret" in rotate("--finish").stderr
         write_private(of_node, f"{signs}\n")
-        until(lambda: len(accepted(cluster, signs)) == 1, 10, "every service has one secret")
+        until(lambda: len(accepted(cluster, signs)) == 1, 40, "every service has one secret")
         (of_head.parent / "stop").touch()
         assert line_of(calls, "DONE") == "True"
     (alone,) = load_secrets(of_head)

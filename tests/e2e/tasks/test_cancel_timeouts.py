@@ -305,5 +305,5 @@ def test_start_deadline_gives_up_a_task_that_waits_and_says_for_what(flags: Flag
 
 def test_start_deadline_leaves_a_started_task_alone(flags: Flags) -> None:
     get(same.remote(1))  # its worker takes the next one at once
-    ref = runs(flags, lambda: time.sleep(2.2), start_deadline=2.0)
+    ref = runs(flags, lambda: time.sleep(4.2), start_deadline=4.0)
     assert get(ref) == "done"

@@ -94,7 +94,7 @@ def test_a_timeout_holds_while_the_owner_of_the_task_is_stopped(
     os.kill(owner_pid, signal.SIGSTOP)
     try:
         (pid,) = flags.notes("child")
-        until(lambda: has_ended(int(pid)), 10.0, "its worker is killed, though nobody asks")
+        until(lambda: has_ended(int(pid)), LIMIT_S, "its worker is killed, though nobody asks")
     finally:
         os.kill(owner_pid, signal.SIGCONT)
     assert "ran longer than its timeout of 2 s" in get(ref, LIMIT_S)

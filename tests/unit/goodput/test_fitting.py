@@ -83,7 +83,20 @@ def test_one_observation_across_nodes_says_nothing_of_a_slope(seed: int) -> None
             ]
         )
         assert float(found.step_time(2, 8, 8)) == pytest.approx(passes * 1.1 + across, rel=0.1)
-        assert float(found.network_time(4, 16)) <= 1.3 * float(found.network_time(2, 8))
+        # Of 14,000 fits the largest was 1.39; with a pass for each replica it is 2 and more.
+        assert float(found.network_time(4, 16)) <= 1.5 * float(found.network_time(2, 8))
+
+
+def test_a_search_that_ends_early_is_begun_again() -> None:
+    """Found with a seed: after 5 steps the search ended, with a third of a time that was observed."""
+    passes, beside, across = 0.49382064892243527, 0.0988407509264212, 1.4201005625574308
+    seen = [
+        Observation(1, 4, 4, passes, passes + beside),
+        Observation(1, 4, 8, passes * 1.1, passes * 1.1 + beside),
+        Observation(1, 2, 4, passes, passes + beside * 0.8),
+        Observation(2, 8, 8, passes * 1.1, passes * 1.1 + across),
+    ]
+    assert error(fit(seen), seen) < 0.01
 
 
 def test_an_error_is_the_largest_one() -> None:

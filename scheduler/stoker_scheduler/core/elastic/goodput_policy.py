@@ -35,6 +35,7 @@ from stoker_scheduler.core.elastic.gpu_types import (
     types_of,
 )
 from stoker_scheduler.core.elastic.jobs import Allocation, ElasticJob, Hints, Snapshot, replicas_of
+from stoker_scheduler.core.elastic.packing import usable
 from stoker_scheduler.core.elastic.speedups import SpeedupTables
 
 if TYPE_CHECKING:
@@ -146,8 +147,9 @@ class GoodputPolicy:
             speedups, most = counts * one.speed, min(constants.first_replicas, size)
         elif hints.profiled_replicas <= size:
             speedups = np.where(counts > size, speedups * constants.unseen_network, speedups)
-        most = min(max(most, job.min_replicas), job.max_replicas)
-        return np.where((counts >= job.min_replicas) & (counts <= most), speedups, 0.0)
+        may_have = np.array(usable(job, one.counts, one.regular), dtype=bool)
+        least = counts[may_have].min(initial=np.inf)
+        return np.where(may_have & (counts <= max(most, least)), speedups, 0.0)
 
     def _left_s(self, job: ElasticJob, hints: Hints) -> float:
         """Return how long the rest of a job would take on one GPU; infinite where it has not said."""

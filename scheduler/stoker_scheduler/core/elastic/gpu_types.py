@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stoker_scheduler.core.elastic.packing import counts_of, pack
+from stoker_scheduler.core.elastic.packing import counts_of, counts_with, pack
 
 if TYPE_CHECKING:
     from stoker_goodput.throughput import Floats
@@ -27,6 +27,8 @@ class GpuType:
     nodes: Mapping[str, int]
     size: int
     counts: tuple[int, ...]
+    regular: tuple[int, ...]
+    """Those that every job may have; of the others, only a job whose limits have none of these."""
 
     @property
     def gpus(self) -> int:
@@ -46,7 +48,8 @@ def types_of(snapshot: Snapshot) -> tuple[GpuType, ...]:
     found = []
     for speed in sorted(nodes)[::-1]:
         size = snapshot.size or min(nodes[speed].values())
-        found.append(GpuType(speed, nodes[speed], size, counts_of(nodes[speed], size)))
+        counts = counts_with(nodes[speed], size, snapshot.jobs)
+        found.append(GpuType(speed, nodes[speed], size, counts, counts_of(nodes[speed], size)))
     return tuple(found)
 
 
@@ -76,6 +79,7 @@ def share_out_types(values: Floats, types: Sequence[GpuType]) -> list[tuple[int,
             LinearConstraint(one_each, 0, 1),
             LinearConstraint(used, 0, [one.gpus for one in types]),
         ],
+        options={"mip_rel_gap": 0},  # else it ends within 1 in 10,000 of the greatest sum
     )
     answer = [(0, 0)] * len(values)
     for index in np.flatnonzero(np.round(found.x)):

@@ -4,11 +4,12 @@ Counts within a node are powers of two that divide it, counts beyond are multipl
 fits in sum also fits in place, and no two jobs that span nodes share one (Sia, SOSP 2023, section 3.3, has
 the argument). A job whose count stays keeps its nodes, unless a larger one needs them whole. Where other
 work leaves parts of nodes, what fits in sum may not fit in place: then a job gets the next smaller count.
+So may it where a job's limits have none of these counts: it gets the least that it may have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stoker_scheduler.core.elastic.jobs import Allocation, ElasticJob, replicas_of
@@ -36,6 +37,43 @@ def counts_of(nodes: Mapping[str, int], size: int) -> tuple[int, ...]:
     return (*within, *beyond)
 
 
+def counts_with(nodes: Mapping[str, int], size: int, jobs: Iterable[ElasticJob]) -> tuple[int, ...]:
+    """Return :func:`counts_of`, and the least count of each job whose limits have none of them.
+
+    Of those that the empty nodes have room for.
+    """
+    regular = counts_of(nodes, size)
+    odd = {
+        job.min_replicas
+        for job in jobs
+        if not any(job.min_replicas <= one <= job.max_replicas for one in regular)
+    }
+    return tuple(sorted({*regular, *(one for one in odd if _has_room(nodes, one, size))}))
+
+
+def usable(job: ElasticJob, counts: Sequence[int], regular: Sequence[int]) -> list[bool]:
+    """Return which of ``counts`` a job may have: regular ones in its limits, else its least."""
+    within = [one in regular and job.min_replicas <= one <= job.max_replicas for one in counts]
+    return (
+        within if any(within) else [one == job.min_replicas <= job.max_replicas for one in counts]
+    )
+
+
+def _has_room(nodes: Mapping[str, int], count: int, size: int) -> bool:
+    """Return whether empty nodes have room for the shares of a count, one on each."""
+    shares = _shares(count, size)
+    rooms = sorted((min(free, size) for free in nodes.values()), reverse=True)
+    return len(shares) <= len(rooms) and all(
+        share <= room for share, room in zip(shares, rooms, strict=False)
+    )
+
+
+def _shares(count: int, size: int) -> list[int]:
+    """Return the replicas of a job on each of its nodes, the most first: all whole but the last."""
+    rest = [count % size] if size and count % size else []
+    return [size] * (count // size if size else 0) + rest
+
+
 @dataclass(slots=True)
 class _Nodes:
     """The nodes as they fill: what is free, and who is where."""
@@ -43,6 +81,8 @@ class _Nodes:
     free: dict[str, int]
     jobs: dict[str, dict[str, int]] = field(default_factory=dict)
     """Node -> job -> replicas there."""
+    spanning: set[str] = field(default_factory=set)
+    """Jobs on several nodes: they are not moved for another."""
 
     def put(self, node_id: str, job_id: str, count: int) -> None:
         self.free[node_id] -= count
@@ -56,7 +96,8 @@ class _Nodes:
     def smaller(self, node_id: str, share: int) -> dict[str, int]:
         """Return the jobs there with fewer replicas, the smallest first: they find room elsewhere."""
         there = self.jobs.get(node_id, {}).items()
-        return dict(sorted((one for one in there if one[1] < share), key=lambda one: one[1]))
+        smaller = (one for one in there if one[1] < share and one[0] not in self.spanning)
+        return dict(sorted(smaller, key=lambda one: one[1]))
 
 
 def pack(
@@ -65,15 +106,17 @@ def pack(
     counts: Mapping[str, int],
     size: int,
 ) -> dict[str, Allocation]:
-    """Return where each job has its count of :func:`counts_of`, or the largest below it that has room."""
+    """Return where each job has its count of :func:`counts_with`, or the largest below it that has room."""
     order, counts = {name: i for i, name in enumerate(nodes)}, dict(counts)
     table = _Nodes({node_id: min(free, size) for node_id, free in nodes.items()})
-    placed: dict[str, list[str]] = {}
+    placed: dict[str, dict[str, int]] = {}
     waiting: list[tuple[int, str]] = []
     for job_id, count in counts.items():
         present = jobs[job_id].allocation
         if count and count == replicas_of(present) and _keeps(present, size, table):
-            placed[job_id] = [node_id for node_id, _ in present]
+            placed[job_id] = dict(present)
+            if len(present) > 1:
+                table.spanning.add(job_id)
             for node_id, there in present:
                 table.put(node_id, job_id, there)
         elif count:
@@ -82,46 +125,51 @@ def pack(
         waiting.sort(key=lambda one: (one[0], one[1]))
         count, job_id = waiting.pop()
         before = {node_id for node_id, _ in jobs[job_id].allocation}
-        share = min(count, size)
-        chosen = _places(table, count // share, share, before)
+        chosen = _places(table, _shares(count, size), before)
         if chosen is None:
             less = count - size if count > size else count // 2
             if less >= max(1, jobs[job_id].min_replicas):
                 counts[job_id] = less
                 waiting.append((less, job_id))
             continue
-        for node_id in chosen:
+        if len(chosen) > 1:
+            table.spanning.add(job_id)
+        for node_id, share in chosen.items():
             for other in table.smaller(node_id, share):
                 if table.free[node_id] >= share:
                     break
                 waiting.append((table.remove(node_id, other), other))
                 del placed[other]
             table.put(node_id, job_id, share)
-        placed[job_id] = sorted(chosen, key=order.__getitem__)
+        placed[job_id] = chosen
     return {
-        job_id: tuple((node_id, min(counts[job_id], size)) for node_id in node_ids)
-        for job_id, node_ids in placed.items()
+        job_id: tuple(sorted(chosen.items(), key=lambda one: order[one[0]]))
+        for job_id, chosen in placed.items()
     }
 
 
 def _keeps(present: Allocation, size: int, table: _Nodes) -> bool:
     """Return whether a job can stay where it is: there still, and in a place that this module would give."""
-    whole = len(present) == 1 or all(count == size for _, count in present)
+    shares = sorted((count for _, count in present), reverse=True)
+    whole = len(present) == 1 or shares == _shares(sum(shares), size)
     return whole and all(table.free.get(node_id, 0) >= count for node_id, count in present)
 
 
-def _places(table: _Nodes, nodes: int, share: int, before: set[str]) -> list[str] | None:
-    """Return the nodes for ``nodes`` shares, one on each; None if there are not so many."""
-    chosen: list[str] = []
-    for _ in range(nodes):
-        node_id = _choose(table, share, before, chosen)
+def _places(table: _Nodes, shares: Sequence[int], before: set[str]) -> dict[str, int] | None:
+    """Return the nodes for the shares, one on each; None if there are not so many."""
+    chosen: dict[str, int] = {}
+    for share in shares:
+        taken = set(chosen)
+        if share < shares[0]:  # what is left of a job that spans nodes: no other such one is there
+            taken |= {node_id for node_id, jobs in table.jobs.items() if table.spanning & set(jobs)}
+        node_id = _choose(table, share, before, taken)
         if node_id is None:
             return None
-        chosen.append(node_id)
+        chosen[node_id] = share
     return chosen
 
 
-def _choose(table: _Nodes, share: int, before: set[str], taken: list[str]) -> str | None:
+def _choose(table: _Nodes, share: int, before: set[str], taken: set[str]) -> str | None:
     """Return the node with the least room that suffices, or that where least must move for it."""
     open_ = [node_id for node_id in table.free if node_id not in taken]
     room = [node_id for node_id in open_ if table.free[node_id] >= share]

@@ -16,7 +16,7 @@ import numpy as np
 
 from stoker_scheduler.core.elastic.goodput_policy import share_out
 from stoker_scheduler.core.elastic.jobs import replicas_of
-from stoker_scheduler.core.elastic.packing import counts_of, pack
+from stoker_scheduler.core.elastic.packing import counts_of, counts_with, pack, usable
 from stoker_scheduler.core.elastic.speedups import SpeedupTables
 
 if TYPE_CHECKING:
@@ -38,13 +38,14 @@ class Sia:
         self, snapshot: Snapshot, hints: Mapping[str, Hints], now_s: float
     ) -> dict[str, Allocation]:
         """Return the allocation of each job that is to have GPUs."""
-        jobs, counts = snapshot.jobs, counts_of(snapshot.nodes, snapshot.node_size)
+        jobs, size = snapshot.jobs, snapshot.node_size
+        counts = counts_with(snapshot.nodes, size, jobs)
         if not jobs or not counts:
             return {}
-        size = snapshot.node_size
+        regular = counts_of(snapshot.nodes, size)
         self._tables.keep(job.job_id for job in jobs)
         values = np.array(
-            [self._values(job, hints[job.job_id], counts, size, now_s) for job in jobs]
+            [self._values(job, hints[job.job_id], counts, regular, size, now_s) for job in jobs]
         )
         chosen = share_out(values, counts, snapshot.gpus)
         return pack(
@@ -55,7 +56,13 @@ class Sia:
         )
 
     def _values(
-        self, job: ElasticJob, hints: Hints, counts: tuple[int, ...], size: int, now_s: float
+        self,
+        job: ElasticJob,
+        hints: Hints,
+        counts: tuple[int, ...],
+        regular: tuple[int, ...],
+        size: int,
+        now_s: float,
     ) -> Floats:
         """Return what each count saves of the objective; minus infinity where it may not be had."""
         replicas = np.array(counts, dtype=np.float64)
@@ -63,8 +70,9 @@ class Sia:
         most = GROWTH * hints.profiled_replicas
         if speedups is None:
             speedups, most = replicas, 1
-        most = min(max(most, job.min_replicas), job.max_replicas)
-        allowed = (replicas >= job.min_replicas) & (replicas <= most) & (speedups > 0)
+        may_have = np.array(usable(job, counts, regular), dtype=bool)
+        least = replicas[may_have].min(initial=np.inf)
+        allowed = may_have & (replicas <= max(most, least)) & (speedups > 0)
         if not allowed.any():
             return np.full(len(counts), -np.inf)
         present = replicas == replicas_of(job.allocation)

@@ -36,7 +36,7 @@ class SpeedupTables:
         """
         if hints.params is None or hints.noise is None:
             return None
-        key = (hints.params, hints.noise, hints.limits, size, len(counts))
+        key = (hints.params, hints.noise, hints.limits, size, tuple(counts))
         tables = self._known.setdefault(job_id, {})
         known = tables.get(speed)
         if known is None or known[0] != key:

@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker_scheduler.core.elastic.goodput_policy import GoodputPolicy, share_out
 from stoker_scheduler.core.elastic.jobs import replicas_of
-from stoker_scheduler.core.elastic.packing import counts_of
+from stoker_scheduler.core.elastic.packing import counts_with
 
 if TYPE_CHECKING:
     from stoker_goodput.throughput import Floats
@@ -69,7 +69,7 @@ def worth_of(
     """Return the worth of replicas after a round; None if the policy does not value them."""
     if not isinstance(policy, GoodputPolicy) or not snapshot.jobs or not snapshot.nodes:
         return None
-    counts = counts_of(snapshot.nodes, snapshot.node_size)
+    counts = counts_with(snapshot.nodes, snapshot.node_size, snapshot.jobs)
     values = policy.values(snapshot, hints, now_s)
     speedups = policy.speedups(snapshot, hints)
     jobs = {

@@ -458,9 +458,11 @@ def _stoppable(
 
 def _is_ending(state: State, lease: LeaseState) -> bool:
     """Return whether a lease that is preempted ends soon: it is stopped, or nothing runs in it."""
+    if lease.phase is not Phase.HELD:
+        return True  # of a bundle, the group may be forgotten already
     if lease.kind is Kind.BUNDLE:
         return state.groups[lease.group_id].closing
-    return bool(lease.stop_reason) or lease.idle or lease.phase is not Phase.HELD
+    return bool(lease.stop_reason) or lease.idle
 
 
 def _stop(

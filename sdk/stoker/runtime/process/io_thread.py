@@ -24,6 +24,7 @@ from stoker_wire.errors import DeadlineExceededError
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
+    import socket
     from contextvars import Context
 
 T = TypeVar("T")
@@ -82,6 +83,31 @@ class _Loop(asyncio.SelectorEventLoop):
     ) -> asyncio.TimerHandle:
         self.has_new = True
         return super().call_at(when, callback, *args, context=context)
+
+    def _make_socket_transport(
+        self, sock: socket.socket, *args: Any, server: Any = None, **options: Any
+    ) -> asyncio.Transport:
+        _check_serves(sock, server)
+        made: asyncio.Transport = super()._make_socket_transport(  # type: ignore[misc]
+            sock, *args, server=server, **options
+        )
+        return made
+
+    def _make_ssl_transport(
+        self, rawsock: socket.socket, *args: Any, server: Any = None, **options: Any
+    ) -> asyncio.Transport:
+        _check_serves(rawsock, server)
+        made: asyncio.Transport = super()._make_ssl_transport(  # type: ignore[misc]
+            rawsock, *args, server=server, **options
+        )
+        return made
+
+
+def _check_serves(accepted: socket.socket, server: Any) -> None:
+    """Close a connection that a server had accepted when it was closed: asyncio would only forget it."""
+    if server is not None and not server.sockets:
+        accepted.close()
+        raise ConnectionAbortedError("its server has been closed")
 
 
 class IoThread:

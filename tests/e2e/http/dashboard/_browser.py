@@ -138,7 +138,12 @@ class Screen:
         return self
 
     def open(self, place: str) -> None:
-        """Show a view, to its end."""
+        """Show a view, to its end; one that is open already is drawn anew."""
+        if self.page.evaluate("place => location.hash === place", place):
+            self._go("#/kernels" if place == "#/" else "#/")
+        self._go(place)
+
+    def _go(self, place: str) -> None:
         self.page.evaluate("place => { location.hash = place; }", place)
         self.page.wait_for_function(
             "place => document.querySelector('main .view')?.dataset.place === place", arg=place

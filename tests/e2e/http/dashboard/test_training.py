@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -73,6 +74,10 @@ def screen(browser: Any, cluster: LocalCluster) -> Iterator[Screen]:
     screen.close()
 
 
+def _reads(part: Any, text: str) -> bool:
+    return text in part.inner_text()
+
+
 def paths(screen: Screen, label: str, look: str) -> str:
     """The outline of one part of a chart."""
     return str(
@@ -115,7 +120,7 @@ def test_an_elastic_job_shows_what_it_has_is_offered_and_says(
     client.call("PUT", f"{path}/hints", Hints(restart_s=-1.0), reply=ElasticState)
     panel.locator("text=256 samples, 64 a pass").wait_for()
     for text in ("1 to 1,000, of 1 GPU", "512 samples", "80 %", "× 2.00", "1: restart_s is -1.0"):
-        assert text in panel.inner_text(), panel.inner_text()
+        until(partial(_reads, panel, text), WAIT_S, f"{text!r} can be read")
     assert screen.problems() == []
     client.call("DELETE", f"{path}/scaling")
     panel.wait_for(state="detached")

@@ -77,10 +77,10 @@ async def test_a_port_outlives_its_line_for_a_while(held: Listeners) -> None:
     listener, line, later = await held.open("p_1", "alice", 0), Line(), Line()
     number = listener.port.number
     listener.attach(line)  # type: ignore[arg-type]
-    held.line_lost("p_1", line, 0.1)  # type: ignore[arg-type]
+    held.line_lost("p_1", line, 1.0)  # type: ignore[arg-type]
     assert await held.open("p_1", "alice", 0) is listener, "its process came back in time"
     listener.attach(later)  # type: ignore[arg-type]
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.3)
     assert held.is_one(HOST, number)
     held.line_lost("p_1", later, 0.0)  # type: ignore[arg-type]
     async with asyncio.timeout(20):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stoker.runtime.process.io_thread import IoThread
+from tests.services import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,7 +188,7 @@ def test_a_socket_taken_from_the_loop_and_given_back_at_once_is_still_read(io: I
 def test_flush_now_is_made_by_the_caller_if_the_loop_sleeps(io: IoThread) -> None:
     threads: list[str] = []
     io.on_wake(lambda: threads.append(threading.current_thread().name))
-    time.sleep(0.02)
+    until(lambda: io.visit(lambda: None), WAIT_S, "the loop sleeps")
     io.flush_now()
     assert threads == [threading.current_thread().name]
     io.enter()
@@ -197,6 +198,34 @@ def test_flush_now_is_made_by_the_caller_if_the_loop_sleeps(io: IoThread) -> Non
     io.leave()
     io.run(asyncio.sleep(0), WAIT_S)
     assert threads[1:] == ["stoker-io"]
+
+
+def test_what_a_server_had_accepted_when_it_was_closed_is_closed_too(io: IoThread) -> None:
+    """Found by a flood: asyncio forgets them, so that they stay open until the garbage collection."""
+
+    async def close_while_accepting() -> None:
+        server: asyncio.Server
+
+        def protocol() -> asyncio.Protocol:
+            server.close()
+            return asyncio.Protocol()
+
+        server = await io.loop.create_server(protocol, "127.0.0.1", 0)
+        for _ in range(3):
+            peers.append(socket.create_connection(server.sockets[0].getsockname()))
+
+    peers: list[socket.socket] = []
+    gc.disable()
+    try:
+        io.run(close_while_accepting(), WAIT_S)
+        for peer in peers:
+            peer.settimeout(WAIT_S)
+            with contextlib.suppress(ConnectionResetError):  # it was not accepted yet
+                assert peer.recv(1) == b""
+            peer.close()
+    finally:
+        gc.enable()
+        gc.collect()
 
 
 def test_a_guest_that_fails_takes_nothing_with_it(io: IoThread) -> None:

@@ -27,6 +27,7 @@ from stoker_scheduler.core.elastic.jobs import (
     replicas_of,
 )
 from stoker_scheduler.core.elastic.packing import counts_of
+from stoker_scheduler.core.elastic.sia import Sia
 
 LIMITS = BatchLimits(64, 8192, 8, 256)
 SCALES = ThroughputParams(0.05, 0.004, 0.06, 0.001, 0.01, 0.0005, 2.0)
@@ -229,3 +230,18 @@ def test_the_fairer_the_more_for_the_worst_off() -> None:
         shares[fairness] = share_out(values, [1, 2, 4, 8], 8)
     assert shares[1.0] == [8, 0], "by the sum all goes to the one that scales"
     assert shares[-1.0][1] >= 1, "by the worst off nobody has nothing"
+
+
+@pytest.mark.parametrize("policy", [GoodputPolicy(), GoodputPolicy(fairness=0.0), Sia()])
+@pytest.mark.parametrize("replicas", [(2, 2), (3, 3), (3, 4), (5, 5), (7, 8)])
+def test_a_job_begins_whose_least_is_no_usual_count(
+    policy: GoodputPolicy | Sia, replicas: tuple[int, int]
+) -> None:
+    least, most = replicas
+    job = ElasticJob("a", 0.0, min_replicas=least, max_replicas=most)
+    for size in (3, 4, 8):
+        nodes = {f"node-{index}": size for index in range(-(-most // size))}
+        snapshot = Snapshot(nodes, (job,))
+        answer = policy.allocate(snapshot, {"a": Hints(LIMITS)}, 10.0)
+        check(snapshot, answer)
+        assert least <= replicas_of(answer["a"]) <= most, (size, answer)

@@ -55,7 +55,7 @@ def test_shares_are_the_best_that_there_are(seed: int) -> None:
                 )
         chosen = share_out_types(values, types)
         found = sum(values[row][columns.index(one)] for row, one in enumerate(chosen) if one[1])
-        assert found == pytest.approx(best)
+        assert found == pytest.approx(best, abs=1e-5)  # the solver's absolute gap is 1e-6
 
 
 def test_a_job_runs_on_one_type_and_answers_hold(seed: int) -> None:

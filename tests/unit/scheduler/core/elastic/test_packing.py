@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from stoker_scheduler.core.elastic.jobs import Allocation, ElasticJob, Snapshot, check, replicas_of
-from stoker_scheduler.core.elastic.packing import counts_of, pack
+from stoker_scheduler.core.elastic.packing import counts_of, counts_with, pack, usable
 
 
 def test_whatever_fits_in_sum_fits_in_place(seed: int) -> None:
@@ -92,3 +93,48 @@ def test_uneven_nodes_are_never_given_away_twice(seed: int) -> None:
         again = {name: ElasticJob(name, 0.0, answer.get(name, ())) for name in counts}
         kept = {name: replicas_of(one) for name, one in answer.items()}
         assert pack(nodes, again, kept, size) == answer, "who keeps its count stays"
+
+
+def test_a_job_whose_limits_have_no_count_gets_its_least(seed: int) -> None:
+    random = Random(seed)
+    for _ in range(300):
+        size = random.choice((2, 3, 4, 8))
+        nodes = {f"node-{i}": random.randint(1, size) for i in range(random.randint(1, 6))}
+        nodes["whole"] = size
+        jobs = {}
+        for index in range(random.randint(1, 5)):
+            least = random.randint(1, 2 * size)
+            most = least + random.choice((0, 0, 1, 8))
+            jobs[f"job_{index}"] = ElasticJob(
+                f"job_{index}", 0.0, min_replicas=least, max_replicas=most
+            )
+        counts, regular = counts_with(nodes, size, jobs.values()), counts_of(nodes, size)
+        chosen = {}
+        for name, job in jobs.items():
+            can = [n for n, ok in zip(counts, usable(job, counts, regular), strict=True) if ok]
+            if can:
+                chosen[name] = random.choice(can)
+                alone = pack(nodes, {name: job}, {name: chosen[name]}, size)
+                assert replicas_of(alone[name]) == chosen[name], "the empty nodes have room"
+        answer = pack(nodes, jobs, chosen, size)
+        check(Snapshot(nodes, tuple(jobs.values()), size=size), answer)
+        spanning = [node for one in answer.values() if len(one) > 1 for node, _ in one]
+        assert len(set(spanning)) == len(spanning), "two jobs that span nodes share one"
+        again = {name: replace(job, allocation=answer.get(name, ())) for name, job in jobs.items()}
+        kept = {name: replicas_of(one) for name, one in answer.items()}
+        assert pack(nodes, again, kept, size) == answer, "who keeps its count stays"
+
+
+def test_only_a_job_that_has_no_other_count_gets_an_odd_one() -> None:
+    nodes = {"node-0": 4, "node-1": 4}
+    rigid = ElasticJob("a", 0.0, min_replicas=3, max_replicas=3)
+    across = ElasticJob("b", 0.0, min_replicas=6, max_replicas=7)
+    free = ElasticJob("c", 0.0, max_replicas=7)
+    counts, regular = counts_with(nodes, 4, (rigid, across, free)), counts_of(nodes, 4)
+    assert counts == (1, 2, 3, 4, 6, 8)
+    assert regular == (1, 2, 4, 8)
+    assert usable(rigid, counts, regular) == [one == 3 for one in counts]
+    assert usable(across, counts, regular) == [one == 6 for one in counts]
+    assert usable(free, counts, regular) == [one in (1, 2, 4) for one in counts]
+    assert counts_with({"node-0": 2}, 4, (rigid,)) == (1, 2), "no node has room for it"
+    assert pack(nodes, {"b": across}, {"b": 6}, 4) == {"b": (("node-0", 4), ("node-1", 2))}

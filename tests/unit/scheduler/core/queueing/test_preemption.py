@@ -223,6 +223,26 @@ def test_an_account_with_a_share_below_one_lease_stops_nothing() -> None:
     assert not stops(core), "else they would stop each other for ever"
 
 
+def test_a_gang_that_ends_after_its_group_is_forgotten_makes_room_as_any_other() -> None:
+    """Found by a random world: the second look asked the group that was removed, and the core failed."""
+    core = Core({"CPU": 3})
+    core.group("PACK", {"CPU": 2}, preemptible=True)
+    (beside,) = core.granted(core.ask("p_1", CPU=1, preemptible=True)) or ()
+    core.slow = True
+    high = core.ask("p_2", CPU=2, priority=1)
+    core.feed(ev.GroupRemoved(at_s=core.at_s, group_id="pg_1"))
+    (ending,) = (one for one in core.state.leases.values() if one.kind is ev.Kind.BUNDLE)
+    assert "pg_1" not in core.state.groups and stops(core) == []
+    core.slow = False
+    higher = core.ask("p_3", CPU=1, priority=2)
+    core.wait(6)
+    assert stops(core) == [beside]
+    core.feed(ev.WorkerExited(at_s=core.at_s, lease_id=beside))
+    core.feed(ev.LeaseEnded(at_s=core.at_s, lease_id=ending.lease_id))
+    core.wait(1)
+    assert core.granted(high) and core.granted(higher)
+
+
 def test_nobody_ends_beside_a_gang_whose_end_makes_room_enough() -> None:
     core = Core({"GPU": 3})
     gang = core.group("PACK", {"GPU": 0.5}, {"GPU": 1}, {"GPU": 1}, preemptible=True)

@@ -62,15 +62,20 @@ def test_all_jobs_end_and_none_runs_on_a_node_that_is_away(
 ) -> None:
     workload = read_workload(made / "workload.csv", models, WORLD.gpus)
     workload = [job for job in workload if job.replicas <= 8]
-    log = run(WORLD, workload, KINDS[policy], seed=seed)
-    assert len(log.jobs) == len(workload)
-    assert log.failures
-    for row in log.rounds:
-        for node_id, _ in row.allocation:
-            assert not any(
-                one.node_id == node_id and one.at_s <= row.at_s < one.until_s
-                for one in log.failures
-            )
+    fails = 0
+    for turn in range(20):  # one run of ten has no failure
+        log = run(WORLD, workload, KINDS[policy], seed=seed + turn)
+        assert len(log.jobs) == len(workload)
+        for row in log.rounds:
+            for node_id, _ in row.allocation:
+                assert not any(
+                    one.node_id == node_id and one.at_s <= row.at_s < one.until_s
+                    for one in log.failures
+                )
+        fails += len(log.failures)
+        if fails:
+            break
+    assert fails
 
 
 def test_what_was_not_committed_is_done_again(models: dict[str, Model]) -> None:
