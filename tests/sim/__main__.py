@@ -1,4 +1,4 @@
-"""``make sim``: the invariants of many random worlds: scheduler's core, objects, whole clusters."""
+"""``make sim``: the invariants of many random worlds: of all parts, and of some alone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 from tests.sim.test_cluster_sim import simulate_cluster
 from tests.sim.test_refs_sim import simulate_refs
 from tests.sim.test_scheduler_sim import simulate
+from tests.sim.training.world import simulate as simulate_training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 WORLDS = 1000
 REFS = 2000
+TRAINING = 5000
 CLUSTERS = 5000
 """How many of each kind are run if none is asked for."""
 
@@ -50,6 +52,15 @@ def run_refs(seed: int) -> Run:
     except AssertionError as error:
         return Run(broken=str(error))
     return Run(outcome.messages, outcome.faults)
+
+
+def run_training(seed: int) -> Run:
+    """Run one world of an elastic job."""
+    try:
+        outcome = simulate_training(seed)
+    except AssertionError as error:
+        return Run(broken=str(error))
+    return Run(outcome.messages, outcome.faults.total())
 
 
 def run_cluster(seed: int) -> Run:
@@ -95,12 +106,14 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=10_000, help="at least so many in each")
     parser.add_argument("--nodes", type=int, default=0, help="of each, 0: 1 to 12, by the seed")
     parser.add_argument("--refs", type=int, help="worlds of objects and their borrowers")
+    parser.add_argument("--training", type=int, help="worlds of an elastic job")
     parser.add_argument("--clusters", type=int, help="worlds of all parts")
     parser.add_argument("--first", type=int, help="the first seed (default: a random one)")
     options = parser.parse_args()
-    worlds, refs, clusters = options.worlds or 0, options.refs or 0, options.clusters or 0
-    if (options.worlds, options.refs, options.clusters) == (None, None, None):
-        worlds, refs, clusters = WORLDS, REFS, CLUSTERS
+    kinds = (options.worlds, options.refs, options.training, options.clusters)
+    worlds, refs, training, clusters = (count or 0 for count in kinds)
+    if all(count is None for count in kinds):
+        worlds, refs, training, clusters = WORLDS, REFS, TRAINING, CLUSTERS
     first = random.randrange(1 << 30) if options.first is None else options.first
     broken = 0
     if worlds:
@@ -108,6 +121,8 @@ def main() -> int:
         broken += run_all(one, range(first, first + worlds), "events")
     if refs:
         broken += run_all(run_refs, range(first, first + refs), "messages")
+    if training:
+        broken += run_all(run_training, range(first, first + training), "messages")
     if clusters:
         broken += run_all(run_cluster, range(first, first + clusters), "messages")
     return min(broken, 1)

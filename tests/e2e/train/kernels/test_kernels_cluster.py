@@ -65,7 +65,7 @@ def variables() -> dict[str, str]:
 
 @stoker.remote(num_gpus=1)
 def lookups(specs: list[Any]) -> list[bool]:
-    from tests.e2e.kernels import kernel_steps
+    from tests.e2e.train.kernels import kernel_steps
 
     return kernel_steps.lookups(specs)
 
@@ -96,7 +96,7 @@ def test_workers_get_the_nodes_cache_unless_the_user_names_another(folder: Path)
 
 
 def test_what_is_named_is_compiled_before_the_task_starts() -> None:
-    specs = [NORM, "tests.e2e.kernels.kernel_steps:step"]
+    specs = [NORM, "tests.e2e.train.kernels.kernel_steps:step"]
     named = lookups.options(runtime_env={"kernels": specs})
     found = get(named.remote(specs), COLD_S)
     assert len(found) >= 4 and all(found)  # the task compiled nothing
@@ -107,7 +107,7 @@ def test_what_is_named_is_compiled_before_the_task_starts() -> None:
 def test_what_cannot_be_compiled_fails_the_task_with_the_reason() -> None:
     wrong = {
         "rms_norn": r"runtime_env\.kernels\[0\]\.op: no op 'rms_norn'\.\ndid you mean 'rms_norm'",
-        "tests.e2e.kernels.kernel_steps:broken_step": r"(?s)code 1.*ValueError: the shapes do not match",
+        "tests.e2e.train.kernels.kernel_steps:broken_step": r"(?s)code 1.*ValueError: the shapes do not match",
     }
     refs = {e: variables.options(runtime_env={"kernels": [e]}).remote() for e in wrong}
     for entry, said in wrong.items():

@@ -28,7 +28,7 @@ if importlib.util.find_spec("torch") is None or importlib.util.find_spec("numpy"
 RUN_S = 200.0
 pytestmark = pytest.mark.timeout(RUN_S + 40.0)
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
 TINY = [
     *("--layers", "1", "--heads", "1", "--dim", "32", "--batch", "8", "--block", "32"),
     *("--steps", "8", "--warmup", "2", "--timeout-s", "60", "--num-cpus-per-worker", "1"),

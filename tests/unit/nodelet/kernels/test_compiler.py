@@ -1,6 +1,6 @@
 """Compiling before a worker starts: once for all who wait, again when code changes, errors with reasons.
 
-A few lines of Python stand in for the compiler; ``tests/e2e/kernels`` runs the real one.
+A few lines of Python stand in for the compiler; ``tests/e2e/train/kernels`` runs the real one.
 """
 
 from __future__ import annotations
