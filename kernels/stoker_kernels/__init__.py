@@ -52,14 +52,20 @@ if TYPE_CHECKING:
     from stoker_kernels.ops.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from stoker_kernels.ops.rms_norm import RMSNorm as RMSNorm
     from stoker_kernels.ops.rms_norm import rms_norm as rms_norm
+    from stoker_kernels.ops.rotary import Llama3Scaling as Llama3Scaling
+    from stoker_kernels.ops.rotary import YarnScaling as YarnScaling
     from stoker_kernels.ops.rotary import rotary as rotary
     from stoker_kernels.ops.rotary import rotary_tables as rotary_tables
     from stoker_kernels.ops.softmax import softmax as softmax
     from stoker_kernels.optim import LAMB as LAMB
     from stoker_kernels.optim import LARS as LARS
     from stoker_kernels.optim import SGD as SGD
+    from stoker_kernels.optim import Adadelta as Adadelta
+    from stoker_kernels.optim import Adagrad as Adagrad
     from stoker_kernels.optim import Adam as Adam
     from stoker_kernels.optim import AdamW as AdamW
+    from stoker_kernels.optim import InBackward as InBackward
+    from stoker_kernels.optim import RMSprop as RMSprop
     from stoker_kernels.primitives import philox as philox
 
 # Public names by the module that defines them. The imports above say the same to type checkers, which do not
@@ -82,9 +88,19 @@ _NAMES = {
     "ops.layer_norm": ("DropoutAddLayerNorm", "LayerNorm", "layer_norm"),
     "ops.linear_cross_entropy": ("LinearCrossEntropy", "linear_cross_entropy"),
     "ops.rms_norm": ("RMSNorm", "rms_norm"),
-    "ops.rotary": ("rotary", "rotary_tables"),
+    "ops.rotary": ("Llama3Scaling", "YarnScaling", "rotary", "rotary_tables"),
     "ops.softmax": ("softmax",),
-    "optim": ("Adam", "AdamW", "LAMB", "LARS", "SGD"),
+    "optim": (
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "InBackward",
+        "LAMB",
+        "LARS",
+        "RMSprop",
+        "SGD",
+    ),
 }
 _PACKAGES = ("aot", "compression", "models", "nn", "optim", "statistics", "tuning", "workloads")
 _MODULES = {**{name: name for name in _PACKAGES}, "philox": "primitives.philox"}

@@ -134,6 +134,29 @@ def attention(
     )
 
 
+def attention_scored(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int = 0,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+) -> Tensor:
+    """Attend by the whole matrix of scores: torch's own takes no cap, and a bias only as such a matrix."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    row = torch.arange(q.shape[2], device=q.device)
+    behind = row[:, None] - row
+    if alibi_slopes is not None:
+        scores = scores - alibi_slopes[:, None, None] * behind
+    hidden = (behind < 0) | (behind >= window) if window else behind < 0
+    p: Tensor = scores.masked_fill(hidden, float("-inf")).float().softmax(-1).to(v.dtype)
+    return p @ v
+
+
 def attention_varlen(
     q: Tensor,
     k: Tensor,
@@ -170,6 +193,8 @@ PEERS: dict[str, Functions] = {
     "bias_gelu_erf": {"eager": partial(bias_gelu, approximate="none")},
     "cross_entropy": {"eager": cross_entropy},
     "cross_entropy_smoothed": {"eager": smoothed},
+    "attention_window": {"eager": partial(attention_scored, softcap=50.0)},
+    "attention_alibi": {"eager": attention_scored},
     "linear_cross_entropy": {"eager": linear_cross_entropy},
     "linear_cross_entropy_none": {"eager": linear_cross_entropy_none},
 }
@@ -178,6 +203,9 @@ for _name, _causal in (("attention", True), ("attention_full", False)):
 for _name in ("attention_gqa", "attention_dropout"):
     PEERS[_name] = _backends(attention)
 PEERS["attention_varlen"] = _backends(attention_varlen)
+PEERS["attention_wide"] = {  # torch's flash attention takes only values as wide as keys
+    name: function for name, function in _backends(attention).items() if name != "sdpa_flash"
+}
 
 
 if hasattr(F, "linear_cross_entropy"):  # torch 2.13 and later

@@ -112,6 +112,9 @@ PEERS: dict[str, Functions] = {
     "adamw_stochastic": {"reference": _reference("adamw_stochastic")},
     "adam": _optimizers(torch.optim.Adam, weight_decay=0.1),
     "sgd": _optimizers(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
+    "adagrad": {"foreach": _Step(torch.optim.Adagrad, foreach=True)},  # fused: on the CPU alone
+    "adadelta": {"foreach": _Step(torch.optim.Adadelta, foreach=True)},  # torch has none fused
+    "rmsprop": {"foreach": _Step(torch.optim.RMSprop, momentum=0.9, foreach=True)},
     "lamb": {"reference": _reference("lamb")},
     "lars": {"reference": _reference("lars")},
     "onebit_compress": {"eager": onebit_compress},

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from stoker_kernels.nn.switches import Impl, checked
-from stoker_kernels.ops.rotary import rotary, rotary_tables
+from stoker_kernels.ops.rotary import Llama3Scaling, YarnScaling, rotary, rotary_tables
 
 
 class Rotary(nn.Module):
     """The rotation of pairs (i, i + D/2) of each head by position * base^(-2i/D), as LLaMA does.
+
+    ``scaling`` stretches them to a longer context.
 
     The tables are no parameters: they are not saved, stay fp32 when the model is cast to bf16, and are
     made anew wherever the model moves, also from the meta device.
@@ -22,12 +24,19 @@ class Rotary(nn.Module):
     sin: torch.Tensor
 
     def __init__(
-        self, head_dim: int, max_positions: int, base: float = 10000.0, *, ops: Impl = "stoker"
+        self,
+        head_dim: int,
+        max_positions: int,
+        base: float = 10000.0,
+        *,
+        scaling: Llama3Scaling | YarnScaling | None = None,
+        ops: Impl = "stoker",
     ) -> None:
         super().__init__()
         self.head_dim, self.max_positions, self.base = head_dim, max_positions, base
+        self.scaling = scaling
         self.ours = checked(ops, "Rotary: ops") == "stoker"
-        cos, sin = rotary_tables(head_dim, max_positions, base)
+        cos, sin = rotary_tables(head_dim, max_positions, base, scaling=scaling)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -35,7 +44,7 @@ class Rotary(nn.Module):
         super()._apply(fn, recurse)
         device = self.cos.device
         self.cos, self.sin = rotary_tables(
-            self.head_dim, self.max_positions, self.base, device=device
+            self.head_dim, self.max_positions, self.base, scaling=self.scaling, device=device
         )
         return self
 

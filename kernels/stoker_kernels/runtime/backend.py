@@ -79,15 +79,37 @@ def register_op(
 
 
 def check_devices(op: str, x: torch.Tensor, **others: torch.Tensor | None) -> None:
-    """Raise ``ValueError`` naming an argument that is not on x's device.
+    """Raise ``ValueError`` naming an argument that is not on x's device, ``TypeError`` for a DTensor.
 
-    Without this, one ``meta`` tensor among real ones makes the op's fake answer, with unwritten memory.
+    Without this, one ``meta`` tensor among real ones makes the op's fake answer, with unwritten memory,
+    and a DTensor ends in torch's dispatcher, which names no remedy. ``x`` is the op's first argument.
     """
+    check_local(op, x=x, **others)
     for name, tensor in others.items():
         if tensor is not None and tensor.device != x.device:
             raise ValueError(
                 f"{op}: {name} is on {tensor.device}, x on {x.device}: move one of them"
             )
+
+
+def check_local(op: str, **tensors: torch.Tensor | None) -> None:
+    """Raise ``TypeError`` naming an argument that is a DTensor: no op of ours has sharding rules."""
+    for name, tensor in tensors.items():
+        # By name: who has no DTensor need not import torch.distributed.tensor.
+        if type(tensor).__name__ == "DTensor":
+            raise TypeError(
+                f"{op}: {name} is a DTensor, the kernels take the tensors of one process\n"
+                f"call {op} within torch.distributed.tensor.experimental.local_map, which shards along "
+                "any dimension but the last, or pass to_local()"
+            )
+
+
+def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
+    """Return the dtype that autocast has matrix products in on ``tensor``'s device; None outside it."""
+    device = tensor.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -21,17 +21,37 @@ from stoker_kernels import aot
 from stoker_kernels.workloads import Workload, workload, workloads
 
 HOPPER = 90
+COUNTED = ("cross_entropy", "masked_softmax", "bias_gelu_erf")  # by instruction
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+
+
+def cuobjdump(compiled: Any, what: str) -> str:
+    """What the disassembler says of one compiled kernel."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [str(CUOBJDUMP), what, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def instructions(compiled: Any) -> dict[str, int]:
+    """SASS instructions: all of them, and those of the longest loop, which is a branch backwards."""
+    line = r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)([^;]*);"
+    found = re.findall(line, cuobjdump(compiled, "--dump-sass"), re.MULTILINE)
+    places = [int(place, 16) for place, name, _ in found if name != "NOP"]
+    longest = 0
+    for place, name, operands in found:
+        goal = re.search(r"0x([0-9a-f]+)", operands) if name.startswith("BRA") else None
+        if goal and int(goal[1], 16) < int(place, 16):
+            inside = [at for at in places if int(goal[1], 16) <= at <= int(place, 16)]
+            longest = max(longest, len(inside))
+    return {"instructions": len(places), "loop_instructions": longest}
 
 
 def usage(compiled: Any) -> dict[str, int]:
     """Resources and instructions of one compiled kernel."""
     ptx = compiled.asm["ptx"]
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
-        dump = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    dump = cuobjdump(compiled, "--dump-resource-usage")
     return {
         "registers": int(re.findall(r"REG:(\d+)", dump)[-1]),
         "spill_nbytes": int(re.findall(r"LOCAL:(\d+)", dump)[-1])
@@ -44,6 +64,8 @@ def usage(compiled: Any) -> dict[str, int]:
         "wide_loads": len(
             re.findall(r"ld\.global[.\w:]*\.(?:v4\.b32|v8\.b32|v4\.b64|v2\.b64)", ptx)
         ),
+        # tl.exp: it rescales what would be denormal, with three instructions more.
+        "slow_exponentials": len(re.findall(r"ex2\.approx\.f32", ptx)),
         "fp64": len(re.findall(r"\.f64", ptx)),
         # Of a loop's loads that run ahead: those whose number of bytes no condition can make 0.
         "certain_copies": len(re.findall(r"cp\.async\.c.*\(.*, i32 \d+[,)]", compiled.asm["llir"])),
@@ -69,7 +91,10 @@ def compile_all(work: Workload, archs: list[int]) -> dict[str, dict[str, int]]:
                 sizes = " ".join(f"{name}={size}" for name, size in variant.items())
                 case = f"{work.name} {str(dtype).removeprefix('torch.')} {sizes}".strip()
                 for name, compiled in run.kernels:
-                    report[f"{name} | {case} | sm_{arch}"] = usage(compiled)
+                    used = usage(compiled)
+                    if not variant and arch == HOPPER and work.name in COUNTED:
+                        used |= instructions(compiled)
+                    report[f"{name} | {case} | sm_{arch}"] = used
     return report
 
 

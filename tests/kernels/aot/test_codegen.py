@@ -36,6 +36,13 @@ NARROW: dict[str, str] = {
     "onebit_decompress_kernel": "one word of bits serves 32 values",
     "cross_entropy_join_kernel": "three values per part of a row",
 }
+# Of sm_90 in bf16: instructions in all or in the loop, the values that a program does them for, and the most
+# to a value. Above 9 or so for 2 bytes read, issuing instructions takes longer than memory.
+PER_VALUE = {
+    "cross_entropy_fwd_kernel": ("cross_entropy", "loop_instructions", 4 * 2048, 9.0),
+    "softmax_fwd_kernel": ("masked_softmax", "instructions", 2048, 28.0),
+    "bias_gelu_fwd_kernel": ("bias_gelu_erf", "instructions", 2048, 22.0),
+}
 
 Report = dict[tuple[str, str, str], dict[str, int]]  # (kernel, workload, arch) -> usage
 
@@ -92,6 +99,21 @@ def test_kernels_fit_the_machine(report: Report) -> None:
         # A memory-bound kernel hides its waits behind a second program on the same multiprocessor.
         programs = 1 if kernel in PRODUCTS else 2
         assert programs * used["registers"] * used["threads"] <= REGISTERS_OF_AN_SM, (case, used)
+
+
+def test_exponentials_are_powers_of_two(report: Report) -> None:
+    """``primitives.exponential``, but where a kernel takes a few numbers for each tensor."""
+    for case, used in report.items():
+        if case[0] != "scalars_kernel":
+            assert used["slow_exponentials"] == 0, (case, used)
+
+
+def test_instructions_to_a_value(report: Report) -> None:
+    for case, used in report.items():
+        kernel, sized, arch = case
+        workload, kind, values, most = PER_VALUE.get(kernel, ("", "", 0, 0.0))
+        if arch == f"sm_{ARCH}" and sized == f"{workload} bfloat16":
+            assert used[kind] * used["threads"] / values <= most, (case, used)
 
 
 def test_loads_are_16_bytes_wide(report: Report) -> None:

@@ -320,23 +320,73 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         flash_attention_varlen(flat, flat, flat, cu, cu.float(), 3, 3)
     with pytest.raises(ValueError, match="must have one length"):
         flash_attention_varlen(flat, flat, flat, cu, cu[:2], 3, 3)
-    with pytest.raises(ValueError, match="must rise from 0 to 4"):
-        flash_attention_varlen(flat, flat, flat, cu[:2], cu[:2], 3, 3)
+    with pytest.raises(ValueError, match="must rise from 0 to at most 4"):
+        flash_attention_varlen(flat, flat, flat, cu * 2, cu * 2, 9, 9)
     with pytest.raises(ValueError, match="longest sequences have 3 and 3"):
         flash_attention_varlen(flat, flat, flat, cu, cu, 3, 2)
 
 
-def test_autocast_leaves_fp32_alone(backend: str) -> None:
-    """The op chooses its own dtypes: inside autocast the reference would multiply in bf16."""
+def test_autocast_is_torch_s(backend: str) -> None:
+    """Its dtype for q, k and v, alike or not, as torch's attention takes them; fp64 stays."""
     inputs = tensors((1, 4, 24, 32), (1, 2, 24, 32), (1, 2, 24, 32))
-    results = []
-    for enabled in (False, True):
-        own = leaves(*inputs)
-        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+    for dtypes in ((torch.float32,) * 3, (torch.bfloat16, torch.float32, torch.float16)):
+        own, theirs = (
+            [t.to(d, copy=True).requires_grad_() for t, d in zip(inputs, dtypes, strict=True)]
+            for _ in range(2)
+        )
+        with torch.autocast("cpu", torch.bfloat16):
             out = flash_attention(*own)
-            out.sum().backward()
-        results.append((out, *(t.grad for t in own)))
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+            wanted = torch.nn.functional.scaled_dot_product_attention(
+                *theirs, is_causal=True, enable_gqa=True
+            )
+        assert out.dtype == wanted.dtype == torch.bfloat16
+        torch.testing.assert_close(out, wanted, rtol=2e-2, atol=2e-2)
+        out.sum().backward()
+        wanted.sum().backward()
+        for a, b in zip(own, theirs, strict=True):
+            assert a.grad.dtype == a.dtype
+            torch.testing.assert_close(a.grad, b.grad, rtol=5e-2, atol=5e-2)
+        narrow = leaves(*own, dtype=torch.bfloat16)
+        assert torch.equal(out, flash_attention(*narrow))  # and the op's products were fp32
+    with torch.autocast("cpu", torch.bfloat16):
+        if backend != "triton":
+            assert flash_attention(*[t.double() for t in inputs]).dtype == torch.float64
+        flat = [t[0].transpose(0, 1) for t in inputs]
+        cu = packed((20, 4))
+        assert flash_attention_varlen(*flat, cu, cu, 20, 20).dtype == torch.bfloat16
+        with torch.autocast("cpu", enabled=False):
+            assert flash_attention(*inputs).dtype == torch.float32
+
+
+def test_rows_behind_the_last_sequence_are_zero(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padding at the tail, as for CUDA graphs, whose values are nobody's: here NaN."""
+    poison_empty(monkeypatch)
+    used, used_k, pad = sum(LENGTHS), sum(LENGTHS_K), 37
+    inputs = tensors((used + pad, 4, 32), (used_k + pad, 2, 32), (used_k + pad, 2, 32))
+    exact = leaves(inputs[0][:used], inputs[1][:used_k], inputs[2][:used_k])
+    for tensor, rows in zip(inputs, (used, used_k, used_k), strict=True):
+        tensor[rows:] = float("nan")
+    padded = leaves(*inputs)
+    dout, dlse = torch.randn(used + pad, 4, 32), torch.randn(4, used + pad)
+    cu = packed(LENGTHS), packed(LENGTHS_K), max(LENGTHS), max(LENGTHS_K)
+    results = []
+    for own, rows in ((exact, used), (padded, used + pad)):
+        out, lse = flash_attention_varlen(*own, *cu, return_lse=True)
+        sees = lse[:, :used] > float("-inf")
+        loss = (out[:used] * dout[:used]).sum() + (lse[:, :used] * dlse[:, :used])[sees].sum()
+        if rows > used:
+            assert torch.equal(out[used:], torch.zeros(pad, 4, 32))
+            assert torch.equal(lse[:, used:], torch.full((4, pad), float("-inf")))
+            loss = loss + (out[used:] * dout[used:]).sum()
+        loss.backward()
+        results.append((out[:used], lse[:, :used], *(t.grad for t in own)))
+    for a, b in zip(*results, strict=True):
+        b = b[: len(a)] if b.ndim == 3 else b
+        torch.testing.assert_close(a, b)
+    for grad in results[1][2:]:
+        assert not grad[-pad:].any()
 
 
 def test_fp16_probabilities_are_held_at_1(request: pytest.FixtureRequest) -> None:

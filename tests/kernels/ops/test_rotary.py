@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from stoker_kernels import rotary, rotary_tables
+from stoker_kernels import Llama3Scaling, YarnScaling, rotary, rotary_tables
 from tests.kernels._numerics import assert_close, leaves, poison_empty
 from tests.kernels.ops._far_apart import far_apart
 
@@ -312,3 +313,77 @@ def test_errors() -> None:
 def test_float64_is_refused_by_the_kernel(interpreter: None) -> None:
     with pytest.raises(TypeError, match="float64"):
         rotary(torch.randn(2, 5, 3, 8).double(), *rotary_tables(8, 5))
+
+
+def test_tables_of_a_row_each(backend: str, interleaved: bool) -> None:
+    """As Hugging Face's models hand them, each angle twice in (B, S, R): equal to the rows' positions."""
+    x = torch.randn(2, 5, 3, 16)
+    positions = torch.tensor([[0, 3, 9, 2, 2], [7, 1, 0, 0, 5]])
+    cos, sin = rotary_tables(12, 10)
+    doubled = [torch.cat([t[positions]] * 2, -1)[..., :6] for t in (cos, sin)]
+    ours, expected = leaves(x)[0], leaves(x)[0]
+    dy = torch.randn(x.shape)
+    y = rotary(ours, *doubled, interleaved=interleaved)
+    y.backward(dy)
+    rotary(expected, cos, sin, interleaved=interleaved, positions=positions).backward(dy)
+    assert torch.equal(ours.grad, expected.grad)
+    shared = [t[:1] for t in doubled]
+    both = rotary(x, *(t.expand(2, 5, 6) for t in shared), interleaved=interleaved)
+    assert torch.equal(rotary(x, *shared, interleaved=interleaved), both)
+    with pytest.raises(ValueError, match="leave out positions"):
+        rotary(x, *doubled, positions=positions)
+    with pytest.raises(ValueError, match="of a row each"):
+        rotary(x, *(t[:, :4] for t in doubled))
+
+
+@pytest.mark.parametrize("factor", [1.0, 8.0])
+def test_llama3_scaling(factor: float) -> None:
+    """Llama 3.1's code, branch by branch: dim 128, base 500000, 8192 trained positions."""
+    expected = []
+    for i in range(64):
+        theta = 500000.0 ** (-i / 64)
+        wavelength = 2 * math.pi / theta
+        if wavelength < 8192 / 4:
+            expected.append(theta)
+        elif wavelength > 8192:
+            expected.append(theta / factor)
+        else:
+            smooth = (8192 / wavelength - 1) / 3
+            expected.append((1 - smooth) * theta / factor + smooth * theta)
+    angle = 20000 * torch.tensor(expected, dtype=torch.float64)
+    cos, sin = rotary_tables(
+        128, 20001, 500000.0, scaling=Llama3Scaling(factor), dtype=torch.float64
+    )
+    torch.testing.assert_close(cos[20000], angle.cos(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(sin[20000], angle.sin(), rtol=0, atol=1e-9)
+
+
+def test_yarn_scaling() -> None:
+    """Pairs that turn 32 times or more keep their frequency, those that turn once are stretched."""
+    scaling = YarnScaling(4.0, 4096)
+    plain, _ = rotary_tables(64, 2, dtype=torch.float64)
+    cos, sin = rotary_tables(64, 2, scaling=scaling, dtype=torch.float64)
+    magnitude = 0.1 * math.log(4.0) + 1.0
+    torch.testing.assert_close(cos[0], torch.full((32,), magnitude, dtype=torch.float64))
+    theta, stretched = plain[1].arccos(), torch.atan2(sin[1], cos[1])
+    low = math.floor(64 * math.log(4096 / (64 * math.pi)) / (2 * math.log(10000)))
+    high = math.ceil(64 * math.log(4096 / (2 * math.pi)) / (2 * math.log(10000)))
+    assert 0 < low < high < 31
+    torch.testing.assert_close(stretched[: low + 1], theta[: low + 1])
+    torch.testing.assert_close(stretched[high:], theta[high:] / 4, rtol=1e-5, atol=1e-9)
+    assert ((stretched / theta)[low:high].diff() < 0).all()
+    weight = 1 - (low + 1 - low) / (high - low)
+    expected = theta[low + 1] * (weight + (1 - weight) / 4)
+    torch.testing.assert_close(stretched[low + 1], expected)
+    assert YarnScaling(4.0, 4096, attention_factor=1.5).magnitude == 1.5
+
+
+def test_scalings_refuse_what_makes_no_sense() -> None:
+    for make in (
+        lambda: Llama3Scaling(0.5),
+        lambda: Llama3Scaling(8.0, low_freq_factor=4.0, high_freq_factor=4.0),
+        lambda: YarnScaling(4.0, 0),
+        lambda: YarnScaling(float("inf"), 4096),
+    ):
+        with pytest.raises(ValueError, match="needs factor >= 1"):
+            make()

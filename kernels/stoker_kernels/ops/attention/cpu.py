@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stoker_kernels.ops.attention.reference import Options
 
 
-def fits(q: torch.Tensor, k: torch.Tensor, options: Options) -> bool:
+def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> bool:
     """Return whether the kernel computes this case; it aligns the causal diagonal top-left."""
     return (
         q.ndim == 4
@@ -25,6 +25,8 @@ def fits(q: torch.Tensor, k: torch.Tensor, options: Options) -> bool:
         and k.numel() > 0
         and (k.shape[2] == q.shape[2] or not options.causal)
         and options.seed is None
+        and not options.scored
+        and q.shape[-1] == v.shape[-1]
     )
 
 

@@ -6,7 +6,10 @@ Per query head, in fp32 (fp64 for fp64 inputs), with S_q queries and S_k keys:
     dv = a^T do;  dp = keep * (do v^T) / (1 - dropout_p);  delta = sum(do * o) - dlse
     ds = p * (dp - delta);  dq = scale * ds k;  dk = scale * ds^T q
 (Dao 2023, "FlashAttention-2", section 2.) A row with nothing to attend has o = 0, lse = -inf and no
-gradient. Query head h reads key head h // (H / H_kv); dk, dv sum over the query heads of their group.
+gradient; so has a packed row behind the last sequence. With a softcap s is softcap * tanh(s / softcap)
+(Gemma 2); alibi_slopes (H,) then subtract slope * |row + S_k - S_q - column| (Press et al., arXiv
+2108.12409); a window w leaves the columns with |row + S_k - S_q - column| < w. Query head h reads key
+head h // (H / H_kv); dk, dv sum over the query heads of their group.
 
 Dropout's keep is ``philox.keep_mask``: element (r, column) of a mask with ``columns`` columns, where r is
 the row's flat index in lse, (B, H, S_q) or packed (H, T_q), so r = (batch * H + head) * S_q + row or
@@ -38,6 +41,9 @@ class Options(NamedTuple):
     cu_seqlens_k: torch.Tensor | None = None
     max_seqlen_q: int = 0
     max_seqlen_k: int = 0
+    window: int = 0
+    softcap: float = 0.0
+    alibi_slopes: torch.Tensor | None = None
 
     @property
     def threshold(self) -> int:
@@ -50,6 +56,11 @@ class Options(NamedTuple):
         return 1.0 / (1.0 - self.dropout_p) if self.dropout_p < 1.0 else 0.0
 
     @property
+    def scored(self) -> bool:
+        """Whether anything but the causal diagonal shapes the scores."""
+        return bool(self.window or self.softcap or self.alibi_slopes is not None)
+
+    @property
     def packed(self) -> bool:
         """Whether several sequences lie in one row of tokens."""
         return self.cu_seqlens_q is not None
@@ -58,11 +69,17 @@ class Options(NamedTuple):
 Slices = list[tuple[slice, slice]]
 
 
-def new_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an output shaped as ``tensor``: packed (T, H, D), or a (B, H, S, D) view of (B, S, H, D)."""
+def new_like(tensor: torch.Tensor, head_dim: int = 0) -> torch.Tensor:
+    """Return an output shaped as ``tensor``: packed (T, H, D), or a (B, H, S, D) view of (B, S, H, D).
+
+    ``head_dim`` replaces D where it is given.
+
+    A packed one is zero: no program writes the rows behind the last sequence.
+    """
     if tensor.ndim == 3:
-        return tensor.new_empty(tensor.shape)
-    batch, heads, seq_len, head_dim = tensor.shape
+        return tensor.new_zeros((*tensor.shape[:2], head_dim or tensor.shape[2]))
+    batch, heads, seq_len, own_dim = tensor.shape
+    head_dim = head_dim or own_dim
     return tensor.new_empty((batch, seq_len, heads, head_dim)).transpose(1, 2)
 
 
@@ -88,9 +105,10 @@ def _sequences(options: Options, rows: int, columns: int) -> Slices:
         return [(slice(0, rows), slice(0, columns))]
     ends_q, ends_k = options.cu_seqlens_q.tolist(), options.cu_seqlens_k.tolist()
     for name, ends, total in (("q", ends_q, rows), ("k", ends_k, columns)):
-        if ends[0] != 0 or ends[-1] != total or sorted(ends) != ends:
+        if ends[0] != 0 or ends[-1] > total or sorted(ends) != ends:
             raise ValueError(
-                f"flash_attention_varlen: cu_seqlens_{name} must rise from 0 to {total}, got {ends}"
+                f"flash_attention_varlen: cu_seqlens_{name} must rise from 0 to at most {total}, "
+                f"got {ends}"
             )
     pairs_q, pairs_k = list(pairwise(ends_q)), list(pairwise(ends_k))
     longest_q, longest_k = (max((b - a for a, b in p), default=0) for p in (pairs_q, pairs_k))
@@ -114,15 +132,28 @@ def _keep(options: Options, shape: torch.Size, columns: int) -> torch.Tensor | N
 
 def _probabilities(
     q: torch.Tensor, k: torch.Tensor, options: Options
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Map q (B, Hkv, G, Sq, D), k (B, Hkv, 1, Sk, D), wide -> p (B, Hkv, G, Sq, Sk), lse."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Map q (B, Hkv, G, Sq, D), k (B, Hkv, 1, Sk, D), wide -> p (B, Hkv, G, Sq, Sk), lse, cap's slope."""
     rows, columns = q.shape[3], k.shape[3]
-    scores = q @ k.mT * options.scale
-    if options.causal:
-        seen = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril(columns - rows)
+    scores, inner = q @ k.mT * options.scale, None
+    if options.softcap:
+        tangent = torch.tanh(scores / options.softcap)
+        scores, inner = tangent * options.softcap, 1 - tangent * tangent
+    if options.alibi_slopes is not None:
+        row = torch.arange(rows, device=q.device)[:, None] + (columns - rows)
+        distance = (row - torch.arange(columns, device=q.device)).abs().to(q.dtype)
+        slopes = options.alibi_slopes.to(q.dtype).view(1, q.shape[1], q.shape[2], 1, 1)
+        scores = scores - slopes * distance
+    if options.causal or options.window:
+        seen = torch.ones(rows, columns, dtype=torch.bool, device=q.device)
+        if options.causal:
+            seen = seen.tril(columns - rows)
+        if options.window:
+            seen = seen.triu(columns - rows - options.window + 1)
+            seen = seen.tril(columns - rows + options.window - 1)
         scores = scores.masked_fill(~seen, float("-inf"))
     lse = torch.logsumexp(scores, -1)
-    return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0)[..., None]), lse
+    return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0)[..., None]), lse, inner
 
 
 def grouped(tensor: torch.Tensor, group: int) -> torch.Tensor:
@@ -140,12 +171,13 @@ def attention_fwd(
     """
     dtype, packed = compute_dtype(q.dtype), options.packed
     wide_q, wide_k, wide_v = (_dense(t, packed).to(dtype) for t in (q, k, v))
-    out, lse = torch.zeros_like(wide_q), wide_q.new_empty(wide_q.shape[:3])
+    out = wide_q.new_zeros((*wide_q.shape[:3], v.shape[-1]))
+    lse = wide_q.new_full(wide_q.shape[:3], float("-inf"))
     keep = _keep(options, lse.shape, wide_k.shape[2])
     group = wide_q.shape[1] // max(wide_k.shape[1], 1)
     for rows, columns in _sequences(options, wide_q.shape[2], wide_k.shape[2]):
         part = grouped(wide_q[:, :, rows], group)
-        p, part_lse = _probabilities(part, wide_k[:, :, None, columns], options)
+        p, part_lse, _ = _probabilities(part, wide_k[:, :, None, columns], options)
         if keep is not None:
             p = p * grouped(keep[:, :, rows, : p.shape[-1]], group) * options.keep_scale
         out[:, :, rows] = (p @ wide_v[:, :, None, columns]).flatten(1, 2)
@@ -177,12 +209,14 @@ def attention_bwd(
     for rows, columns in _sequences(options, wide_q.shape[2], wide_k.shape[2]):
         part_q, part_dout = (grouped(t[:, :, rows], group) for t in (wide_q, wide_dout))
         part_k, part_v = (t[:, :, None, columns] for t in (wide_k, wide_v))
-        p, _ = _probabilities(part_q, part_k, options)
+        p, _, inner = _probabilities(part_q, part_k, options)
         dp, dropped_p = part_dout @ part_v.mT, p
         if keep is not None:
             part_keep = grouped(keep[:, :, rows, : p.shape[-1]], group) * options.keep_scale
             dp, dropped_p = dp * part_keep, p * part_keep
         ds = p * (dp - grouped(delta[:, :, rows], group)) * options.scale
+        if inner is not None:
+            ds = ds * inner
         dq[:, :, rows] = (ds @ part_k).flatten(1, 2)
         dk[:, :, columns] = (ds.mT @ part_q).sum(2)
         dv[:, :, columns] = (dropped_p.mT @ part_dout).sum(2)

@@ -1,7 +1,8 @@
-"""Attention as transformers call it: causal, full, grouped heads, packed sequences, dropout."""
+"""Attention as transformers call it: causal, full, grouped heads, packed sequences, dropout, windows."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,16 +31,27 @@ def _inputs(
     seq_len: int,
     head_dim: int,
     kv_heads: int | None = None,
+    v_dim: int | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    kv = (batch, seq_len, kv_heads or heads, head_dim)
-    q, k, v = _tensors(device, dtype, (batch, seq_len, heads, head_dim), kv, kv)
+    rows = (batch, seq_len, kv_heads or heads)
+    q, k, v = _tensors(
+        device, dtype, (batch, seq_len, heads, head_dim), (*rows, head_dim),
+        (*rows, v_dim or head_dim),
+    )  # fmt: skip
     return {"q": q, "k": k, "v": v, **options}
 
 
 def _dropout_inputs(device: torch.device | str, dtype: torch.dtype, **shape: int) -> dict[str, Any]:
     seed = torch.randint(2**62, (1,), device=device)
     return _inputs(device, dtype, **shape, dropout_p=0.1, seed=seed)
+
+
+def _alibi_inputs(device: torch.device | str, dtype: torch.dtype, **shape: int) -> dict[str, Any]:
+    """Add the slopes of Press et al. 2022, a power of two of heads: 2^(-8 h / H), h = 1 .. H."""
+    heads = shape["heads"]
+    slopes = 2.0 ** (torch.arange(1, heads + 1, device=device) * (-8.0 / heads))
+    return _inputs(device, dtype, **shape, alibi_slopes=slopes)
 
 
 def _cost(
@@ -65,6 +77,40 @@ def _dense_cost(
     causal: bool = True,
 ) -> Cost:
     return _cost(causal, batch, heads, kv_heads or heads, seq_len, head_dim, dtype.itemsize)
+
+
+def _window_cost(
+    dtype: torch.dtype,
+    batch: int,
+    heads: int,
+    seq_len: int,
+    head_dim: int,
+    kv_heads: int,
+    window: int,
+) -> Cost:
+    """Count the columns that rows see: ``window`` of them, but fewer for the first rows."""
+    whole = _dense_cost(dtype, batch, heads, seq_len, head_dim, kv_heads)
+    seen = min(window, seq_len)
+    share = (2 * seq_len - seen) * seen / seq_len**2  # of what the causal mask alone leaves
+    return replace(
+        whole, forward_flops=whole.forward_flops * share,
+        backward_flops=whole.backward_flops * share,
+    )  # fmt: skip
+
+
+def _wide_cost(
+    dtype: torch.dtype, batch: int, heads: int, seq_len: int, head_dim: int, v_dim: int
+) -> Cost:
+    """Count products and tensors of ``head_dim``, and those of ``v_dim``: 3 and 2 of 5 in the backward."""
+    q, v = (
+        _cost(True, batch, heads, heads, seq_len, dim, dtype.itemsize) for dim in (head_dim, v_dim)
+    )
+    return Cost(
+        forward_nbytes=(q.forward_nbytes + v.forward_nbytes) / 2,
+        backward_nbytes=(q.backward_nbytes + v.backward_nbytes) / 2,
+        forward_flops=(q.forward_flops + v.forward_flops) / 2,
+        backward_flops=(3 * q.backward_flops + 2 * v.backward_flops) / 5,
+    )
 
 
 def _varlen_inputs(
@@ -128,4 +174,15 @@ WORKLOADS = (
     Workload(
         "attention_dropout", _dropout_inputs, _run, _dense_cost, _SHAPE, _SMALL, _HEAD_DIMS, _BF16,
     ),
+    # As Gemma 2 has it, with heads of 128; DeepSeek's latent attention; BLOOM.
+    Workload(
+        "attention_window", _inputs, partial(_run, softcap=50.0), _window_cost,
+        {**_SHAPE, "heads": 32, "kv_heads": 16, "window": 1024},
+        {**_SMALL, "heads": 2, "kv_heads": 1, "window": 9}, dtypes=_BF16,
+    ),
+    Workload(
+        "attention_wide", _inputs, _run, _wide_cost, {**_SHAPE, "head_dim": 192, "v_dim": 128},
+        {**_SMALL, "head_dim": 80, "v_dim": 32}, dtypes=_BF16,
+    ),
+    Workload("attention_alibi", _alibi_inputs, _run, _dense_cost, _SHAPE, _SMALL, dtypes=_BF16),
 )  # fmt: skip

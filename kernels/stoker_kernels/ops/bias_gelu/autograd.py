@@ -51,12 +51,17 @@ _BWD = register_op(
 
 
 class _BiasGELUFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:
+    def forward(x: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:
         y: torch.Tensor = _FWD(x, bias, kind)
-        ctx.save_for_backward(x, bias)
-        ctx.kind = kind
         return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, bias, ctx.kind = inputs
+        ctx.save_for_backward(x, bias)
 
     @staticmethod
     @once_differentiable

@@ -8,7 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from stoker_kernels.ops.glu import reference
-from stoker_kernels.runtime.backend import Backend, backend_for, register_op
+from stoker_kernels.runtime.backend import Backend, backend_for, check_devices, register_op
 
 GELU_KINDS = {"tanh": "gelu_tanh", "none": "gelu_erf"}  # by torch's name of the approximation
 
@@ -42,12 +42,17 @@ _BWD = register_op("glu_bwd", "(Tensor dy, Tensor packed, str kind) -> Tensor", 
 
 
 class _GLUFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, packed: torch.Tensor, kind: str) -> torch.Tensor:
+    def forward(packed: torch.Tensor, kind: str) -> torch.Tensor:
         y: torch.Tensor = _FWD(packed, kind)
-        ctx.save_for_backward(packed)
-        ctx.kind = kind
         return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        packed, ctx.kind = inputs
+        ctx.save_for_backward(packed)
 
     @staticmethod
     @once_differentiable
@@ -71,6 +76,7 @@ def _glu(name: str, packed: torch.Tensor, kind: str) -> torch.Tensor:
         )
     if not packed.is_floating_point():
         raise TypeError(f"{name}: packed must be floating point, got {packed.dtype}")
+    check_devices(name, packed)
     y: torch.Tensor = _GLUFunction.apply(packed, kind)
     return y
 

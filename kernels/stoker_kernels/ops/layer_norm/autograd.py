@@ -114,26 +114,34 @@ _BWD = register_op(
 
 
 class _LayerNormFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
-    ) -> torch.Tensor:
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    ) -> tuple[torch.Tensor, ...]:
         y, _, mean, rstd = _FWD(x, None, weight, bias, None, eps, 0.0)
-        ctx.save_for_backward(x, weight, mean, rstd)
+        return y, mean, rstd
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        x, weight, bias, _ = inputs
+        ctx.save_for_backward(x, weight, *output[1:])
+        ctx.mark_non_differentiable(*output[1:])
         ctx.has_bias = bias is not None
-        return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, dy: torch.Tensor, *_: Any) -> tuple[Any, ...]:
         dx, _, dw, db = _BWD(dy, None, *ctx.saved_tensors, None, 0.0, False, ctx.has_bias)
         return dx, dw, db if ctx.has_bias else None, None
 
 
 class _DropoutAddLayerNormFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
-        ctx: Any,
         x: torch.Tensor,
         residual: torch.Tensor | None,
         weight: torch.Tensor,
@@ -141,17 +149,24 @@ class _DropoutAddLayerNormFunction(torch.autograd.Function):
         seed: torch.Tensor | None,
         eps: float,
         dropout_p: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> Four:
         y, h, mean, rstd = _FWD(x, residual, weight, bias, seed, eps, dropout_p)
+        return y, h, mean, rstd
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Four) -> None:
+        _, residual, weight, bias, seed, _, ctx.dropout_p = inputs
+        _, h, mean, rstd = output
         ctx.save_for_backward(h, weight, mean, rstd, seed)
-        ctx.dropout_p = dropout_p
+        ctx.mark_non_differentiable(mean, rstd)
         ctx.has_residual, ctx.has_bias = residual is not None, bias is not None
         ctx.set_materialize_grads(False)  # nobody may have used h: then its zeros are not read
-        return y, h
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor | None, dh: torch.Tensor | None) -> tuple[Any, ...]:
+    def backward(
+        ctx: Any, dy: torch.Tensor | None, dh: torch.Tensor | None, *_: Any
+    ) -> tuple[Any, ...]:
         saved = ctx.saved_tensors  # once: a checkpoint unpacks them only once
         if dy is None:
             dy = torch.zeros_like(saved[0])
@@ -252,13 +267,13 @@ def layer_norm(
         seed = draw_seed(x.device)
     bias = bias.view_as(bias) if bias is weight else bias
     if residual is None and seed is None:
-        y: torch.Tensor = _LayerNormFunction.apply(x, weight, bias, eps)
+        y: torch.Tensor = _LayerNormFunction.apply(x, weight, bias, eps)[0]
         return (y, x) if dropout_p else y
     # One tensor passed twice: torch 2.11's compiled autograd.Function halves its gradient. Views differ.
     residual = residual.view_as(residual) if residual is x else residual
     both: tuple[torch.Tensor, torch.Tensor] = _DropoutAddLayerNormFunction.apply(
         x, residual, weight, bias, seed, eps, 0.0 if seed is None else dropout_p
-    )
+    )[:2]
     return both
 
 

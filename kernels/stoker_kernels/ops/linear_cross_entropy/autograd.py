@@ -14,6 +14,7 @@ from stoker_kernels.ops.linear_cross_entropy import chunked, reference
 from stoker_kernels.ops.linear_cross_entropy.reference import Result, Settings, Wanted
 from stoker_kernels.runtime.backend import (
     Backend,
+    autocast_dtype,
     backend_for,
     check_devices,
     compute_dtype,
@@ -92,7 +93,6 @@ class _ReducedFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
@@ -100,21 +100,28 @@ class _ReducedFunction(torch.autograd.Function):
         settings: Settings,
         mean: bool,
         wanted: Wanted,
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, ...]:
         # Of the sum, so that fp16 keeps what it would lose to a division by the number of tokens.
         loss, *grads = _OP(x, weight, bias, target, None, *settings, list(wanted))
         total: torch.Tensor = loss.sum()
         count = (target != settings.ignore_index).sum() if mean else total.new_ones(())
-        ctx.save_for_backward(count, *grads)
-        ctx.wanted, ctx.dtypes = (
-            wanted,
-            (x.dtype, weight.dtype, x.dtype if bias is None else bias.dtype),
-        )
-        return total / count if mean else total
+        return (total / count if mean else total.clone(), count, *grads)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        x, weight, bias, *_, ctx.wanted = inputs
+        ctx.save_for_backward(*output[1:])
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(
+            False
+        )  # zeros for the held gradients' own would be as large as they
+        ctx.dtypes = (x.dtype, weight.dtype, x.dtype if bias is None else bias.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dloss: torch.Tensor | None, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        if dloss is None:
+            return (None,) * 7
         count, *grads = ctx.saved_tensors
         scale = dloss / count.clamp(min=1)  # all ignored: the loss is NaN, the gradients are 0
         out = [
@@ -129,7 +136,6 @@ class _PerRowFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
@@ -138,9 +144,12 @@ class _PerRowFunction(torch.autograd.Function):
         wanted: Wanted,
     ) -> torch.Tensor:
         loss: torch.Tensor = _OP(x, weight, bias, target, None, *settings, [False] * 3)[0]
-        ctx.save_for_backward(x, weight, bias, target)
-        ctx.settings, ctx.wanted = settings, wanted
         return loss
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        *tensors, ctx.settings, ctx.wanted = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     @once_differentiable
@@ -160,9 +169,9 @@ class _PerRowFunction(torch.autograd.Function):
 
 def _operand_dtype(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.dtype:
     """Return the dtype of logits and GEMM operands: autocast's inside it, else the inputs' one dtype."""
-    device = x.device.type
-    if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
+    autocast = autocast_dtype(x)
+    if autocast is not None and x.dtype != torch.float64:
+        return autocast
     if weight.dtype != x.dtype or (bias is not None and bias.dtype != x.dtype):
         raise ValueError(
             f"{NAME}: x, weight and bias must have one dtype outside autocast, got {x.dtype}, "
@@ -239,7 +248,8 @@ def linear_cross_entropy(
         each: torch.Tensor = _PerRowFunction.apply(rows, weight, bias, classes, settings, wanted)
         return each.view(target.shape)
     mean = reduction == "mean"
-    loss: torch.Tensor = _ReducedFunction.apply(rows, weight, bias, classes, settings, mean, wanted)
+    loss: torch.Tensor
+    loss = _ReducedFunction.apply(rows, weight, bias, classes, settings, mean, wanted)[0]
     return loss
 
 

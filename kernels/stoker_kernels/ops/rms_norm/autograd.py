@@ -76,34 +76,50 @@ _BWD = register_op(
 
 
 class _RMSNormFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def forward(
+        x: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         y, _, rstd = _FWD(x, None, weight, eps)
-        ctx.save_for_backward(x, weight, rstd)
-        return y
+        return y, rstd
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        x, weight, _ = inputs
+        ctx.save_for_backward(x, weight, output[1])
+        ctx.mark_non_differentiable(output[1])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, weight, rstd = ctx.saved_tensors
         dx, dw = _BWD(dy, None, x, weight, rstd)
         return dx, dw, None
 
 
 class _AddRMSNormFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         y, h, rstd = _FWD(x, residual, weight, eps)
-        ctx.save_for_backward(h, weight, rstd)
+        return y, h, rstd
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        _, h, rstd = output
+        ctx.save_for_backward(h, inputs[2], rstd)
+        ctx.mark_non_differentiable(rstd)
         ctx.set_materialize_grads(False)  # nobody may have used h: then its zeros are not read
-        return y, h
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, dy: torch.Tensor | None, dh: torch.Tensor | None
+        ctx: Any, dy: torch.Tensor | None, dh: torch.Tensor | None, _: Any
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None]:
         h, weight, rstd = ctx.saved_tensors
         if dy is None:
@@ -145,7 +161,7 @@ def rms_norm(
         )
     check_devices("rms_norm", x, weight=weight, residual=residual)
     if residual is None:
-        y: torch.Tensor = _RMSNormFunction.apply(x, weight, eps)
+        y: torch.Tensor = _RMSNormFunction.apply(x, weight, eps)[0]
         return y
     if residual.shape != x.shape or residual.dtype != x.dtype:
         raise ValueError(
@@ -154,7 +170,8 @@ def rms_norm(
         )
     # One tensor passed twice: torch 2.11's compiled autograd.Function halves its gradient. Views differ.
     residual = residual.view_as(residual) if residual is x else residual
-    both: tuple[torch.Tensor, torch.Tensor] = _AddRMSNormFunction.apply(x, residual, weight, eps)
+    both: tuple[torch.Tensor, torch.Tensor]
+    both = _AddRMSNormFunction.apply(x, residual, weight, eps)[:2]
     return both
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from stoker_kernels.ops.rotary import reference
-from stoker_kernels.runtime.backend import Backend, backend_for, register_op
+from stoker_kernels.runtime.backend import Backend, backend_for, check_devices, register_op
+
+if TYPE_CHECKING:
+    from stoker_kernels.ops.rotary.scaling import RotaryScaling
 
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -46,9 +49,10 @@ _ROTARY = register_op(
 
 
 class _RotaryFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
-        ctx: Any,
         x: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
@@ -58,12 +62,15 @@ class _RotaryFunction(torch.autograd.Function):
         offset: int,
         interleaved: bool,
     ) -> torch.Tensor:
-        ctx.save_for_backward(cos, sin, positions, cu_seqlens, offsets)
-        ctx.offset, ctx.interleaved = offset, interleaved
         y: torch.Tensor = _ROTARY(
             x, cos, sin, positions, cu_seqlens, offsets, offset, interleaved, False
         )
         return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, *tensors, ctx.offset, ctx.interleaved = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     @once_differentiable
@@ -88,7 +95,9 @@ def rotary(
     transpose the result: no copy is made, the result keeps x's memory order. Queries and keys of
     one packed projection need one call: their heads are alike, so pass the slice that holds both.
     cos, sin: (P, R/2) with R <= D, of any floating dtype (:func:`rotary_tables`); values R .. D of
-    each head are copied. They are constants: no gradient reaches them.
+    each head are copied. Or (B, S, R/2) or (1, S, R/2), a row for each of x's, as Hugging Face's models make
+    them (theirs hold every angle twice: pass ``cos[..., : R // 2]``). They are constants:
+    no gradient reaches them.
     interleaved: pairs are neighbours (2i, 2i + 1) as in GPT-J, else half a rotation apart (i, i + R/2)
     as in LLaMA.
     The position of a row is its index in its sequence plus ``offset``: a number, or one per sequence
@@ -103,6 +112,12 @@ def rotary(
         raise ValueError(f"rotary: x must be (B, S, H, D) or (T, H, D), got {tuple(x.shape)}")
     packed = x.ndim == 3
     rows = x[None] if packed else x
+    if cos.ndim == 3 and not packed:
+        if positions is not None or isinstance(offset, torch.Tensor) or offset:
+            raise ValueError(
+                "rotary: tables of a row each are final: leave out positions and offset"
+            )
+        cos, sin, positions = _per_row(x, cos, sin)
     offsets = offset if isinstance(offset, torch.Tensor) else None
     shift = 0 if isinstance(offset, torch.Tensor) else offset
     _check_tables(x, cos, sin)
@@ -120,6 +135,21 @@ def rotary(
     return y[0] if packed else y
 
 
+def _per_row(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Map tables ([1 or] B, S, R/2) -> tables of as many rows, and each row's place in them."""
+    if cos.shape != sin.shape or cos.shape[:2] not in (x.shape[:2], (1, x.shape[1])):
+        raise ValueError(
+            f"rotary: cos and sin of a row each must both be (B, S, R/2) or (1, S, R/2) for x "
+            f"{tuple(x.shape)}, got {tuple(cos.shape)} and {tuple(sin.shape)}"
+        )
+    if cos.shape[0] == 1:
+        return cos[0], sin[0], None
+    places = torch.arange(x.shape[0] * x.shape[1], device=x.device).view(x.shape[:2])
+    return cos.flatten(0, 1), sin.flatten(0, 1), places
+
+
 def _check_tables(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
     if cos.ndim != 2 or cos.shape != sin.shape or not 0 < 2 * cos.shape[1] <= x.shape[-1]:
         raise ValueError(
@@ -129,8 +159,7 @@ def _check_tables(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None
     for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
         if not tensor.is_floating_point():
             raise TypeError(f"rotary: {name} must be floating point, got {tensor.dtype}")
-        if tensor.device != x.device:
-            raise ValueError(f"rotary: {name} is on {tensor.device}, x on {x.device}")
+    check_devices("rotary", x, cos=cos, sin=sin)
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
         raise ValueError("rotary: the tables get no gradient: pass cos.detach(), sin.detach()")
 
@@ -146,8 +175,7 @@ def _check_positions(
     for name, tensor in given.items():
         if tensor is not None and tensor.dtype not in _INTEGERS:
             raise TypeError(f"rotary: {name} must be int32 or int64, got {tensor.dtype}")
-        if tensor is not None and tensor.device != x.device:
-            raise ValueError(f"rotary: {name} is on {tensor.device}, x on {x.device}")
+    check_devices("rotary", x, **given)
     if positions is not None:
         if cu_seqlens is not None or offsets is not None or offset:
             raise ValueError("rotary: positions are final: leave out cu_seqlens and offset")
@@ -177,6 +205,7 @@ def rotary_tables(
     max_len: int,
     base: float = 10000.0,
     *,
+    scaling: RotaryScaling | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -184,11 +213,15 @@ def rotary_tables(
 
     ``dim`` is the rotated part R of a head. The angles are computed in fp64 and rounded once to
     ``dtype``: in fp32 the angle itself would be off by 0.004 at position 100 000.
+    ``scaling`` stretches them to a longer context: :class:`Llama3Scaling` or :class:`YarnScaling`.
     Raises ``ValueError`` unless dim is positive and even.
     """
     if dim <= 0 or dim % 2:
         raise ValueError(f"rotary_tables: dim must be positive and even, got {dim}")
     exponent = torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
     position = torch.arange(max_len, dtype=torch.float64, device=device)
-    angle = position[:, None] * torch.pow(base, -exponent)
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    theta, magnitude = torch.pow(base, -exponent), 1.0
+    if scaling is not None:
+        theta, magnitude = scaling.frequencies(theta, dim, base), scaling.magnitude
+    angle = position[:, None] * theta
+    return (angle.cos() * magnitude).to(dtype), (angle.sin() * magnitude).to(dtype)

@@ -8,7 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from stoker_kernels.ops.softmax import reference
-from stoker_kernels.runtime.backend import Backend, backend_for, register_op
+from stoker_kernels.runtime.backend import Backend, backend_for, check_devices, register_op
 
 
 def _fwd(x: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool) -> torch.Tensor:
@@ -52,14 +52,19 @@ _BWD = register_op(
 
 
 class _SoftmaxFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool
+        x: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool
     ) -> torch.Tensor:
         y: torch.Tensor = _FWD(x, mask, scale, causal)
-        ctx.save_for_backward(y)
-        ctx.scale, ctx.causal = scale, causal
         return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.scale, ctx.causal = inputs[2:]
 
     @staticmethod
     @once_differentiable
@@ -107,7 +112,6 @@ def softmax(
             raise ValueError(
                 f"softmax: mask {tuple(mask.shape)} does not broadcast to x {tuple(x.shape)}"
             )
-        if mask.device != x.device:
-            raise ValueError(f"softmax: mask is on {mask.device}, x on {x.device}")
+    check_devices("softmax", x, mask=mask)
     y: torch.Tensor = _SoftmaxFunction.apply(x, mask, scale, causal)
     return y

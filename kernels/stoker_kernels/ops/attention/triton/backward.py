@@ -19,8 +19,11 @@ from stoker_kernels.ops.attention.triton.tiles import (
     head_base,
     kept,
     load_rows,
+    padded,
     rows_of,
+    scored,
     sequence_of,
+    slope_of,
     stats_row,
     store_rows,
     visible,
@@ -30,25 +33,37 @@ from stoker_kernels.ops.attention.triton.tiles import (
 @triton.jit
 def _dq_tile(
     dq, q, dout, lse, delta, k_base, v_base, stride_k, stride_v, start_m, start_n, seq_q, seq_k,
-    scale_log2, seed_ptr, stats, columns, threshold, keep_scale,
+    scale_log2, seed_ptr, stats, columns, threshold, keep_scale, slope,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, UPCAST: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """Add one tile of keys to dq [M, D] (unscaled)."""
     column = tl.arange(0, BLOCK_N)
     k = load_rows(k_base, stride_k, start_n, column, seq_k, MASKED, HEAD_DIM, UPCAST)  # [N, D]
-    v = load_rows(v_base, stride_v, start_n, column, seq_k, MASKED, HEAD_DIM, UPCAST)  # [N, D]
+    v = load_rows(v_base, stride_v, start_n, column, seq_k, MASKED, V_DIM, UPCAST)  # [N, D]
     s = tl.dot(q, tl.trans(k), input_precision="ieee")  # [M, N]
     dp = tl.dot(dout, tl.trans(v), input_precision="ieee")  # [M, N]
-    p = tl.exp2(tl.minimum(s * scale_log2 - lse[:, None], 0.0, tl.PropagateNan.ALL))
+    row = start_m + tl.arange(0, BLOCK_M)
+    SCORED: tl.constexpr = SOFTCAP > 0.0 or ALIBI
+    if SCORED:
+        s, inner = scored(
+            s, row[:, None], (start_n + column)[None, :], seq_q, seq_k, scale_log2, slope, SOFTCAP,
+            ALIBI,
+        )  # fmt: skip
+        p = tl.exp2(tl.minimum(s - lse[:, None], 0.0, tl.PropagateNan.ALL))
+    else:
+        inner = 1.0
+        p = tl.exp2(tl.minimum(s * scale_log2 - lse[:, None], 0.0, tl.PropagateNan.ALL))
     if MASKED:
-        row = start_m + tl.arange(0, BLOCK_M)
-        seen = visible(row[:, None], (start_n + column)[None, :], seq_q, seq_k, CAUSAL)
+        seen = visible(row[:, None], (start_n + column)[None, :], seq_q, seq_k, CAUSAL, WINDOW)
         p = tl.where(seen, p, 0.0)
     if DROPOUT:
         keep = kept(seed_ptr, stats, start_m, start_n, columns, threshold, BLOCK_M, BLOCK_N)
         dp = tl.where(keep, dp * keep_scale, 0.0)
     ds = p * (dp - delta[:, None])
+    if SCORED:
+        ds *= inner
     return tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
 
 
@@ -57,14 +72,15 @@ def _dq_tile(
 )
 def attention_bwd_dq_kernel(
     dout_ptr, dlse_ptr, q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, stats_ptr, dq_ptr, seed_ptr,
-    cu_q_ptr, cu_k_ptr,
+    cu_q_ptr, cu_k_ptr, alibi_ptr,
     stride_gb, stride_gh, stride_gs, stride_qb, stride_qh, stride_qs,
     stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     stride_ob, stride_oh, stride_os,
     first_batch, heads, seq_q, seq_k, stats_rows, all_rows, scale, threshold, keep_scale,
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, VARLEN: tl.constexpr, DROPOUT: tl.constexpr,
     HAS_DLSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    HEAD_DIM: tl.constexpr, UPCAST: tl.constexpr,
+    HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr,
+    UPCAST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """One program: dq and the statistics of BLOCK_M rows, ordered as in the forward kernel.
 
@@ -85,10 +101,18 @@ def attention_bwd_dq_kernel(
     v_base = head_base(v_ptr, batch, head // GROUP, first_k, stride_vb, stride_vh, stride_vs)
     dout_base = head_base(dout_ptr, batch, head, first_q, stride_gb, stride_gh, stride_gs)
     out_base = head_base(out_ptr, batch, head, first_q, stride_ob, stride_oh, stride_os)
-    dq_base = head_base(dq_ptr, batch, head, first_q, stride_ob, stride_oh, stride_os)
+    if V_DIM != HEAD_DIM:  # both lie densely: the strides are proportional
+        stride_db = stride_ob // V_DIM * HEAD_DIM
+        stride_dh = stride_oh // V_DIM * HEAD_DIM
+        stride_ds = stride_os // V_DIM * HEAD_DIM
+    else:
+        stride_db = stride_ob
+        stride_dh = stride_oh
+        stride_ds = stride_os
+    dq_base = head_base(dq_ptr, batch, head, first_q, stride_db, stride_dh, stride_ds)
     row = tl.arange(0, BLOCK_M)
-    out = load_rows(out_base, stride_os, start_m, row, seq_q, True, HEAD_DIM, True)  # [M, D]
-    dout = load_rows(dout_base, stride_gs, start_m, row, seq_q, True, HEAD_DIM, UPCAST)
+    out = load_rows(out_base, stride_os, start_m, row, seq_q, True, V_DIM, True)  # [M, D]
+    dout = load_rows(dout_base, stride_gs, start_m, row, seq_q, True, V_DIM, UPCAST)
     q = load_rows(q_base, stride_qs, start_m, row, seq_q, True, HEAD_DIM, UPCAST)
     delta = tl.sum(dout.to(tl.float32) * out, 1)  # [M]
     place = stats + start_m + row  # [M] int64
@@ -102,22 +126,35 @@ def attention_bwd_dq_kernel(
     tl.store(stats_ptr + place, lse, mask=in_range)
     tl.store(stats_ptr + all_rows + place, delta, mask=in_range)
 
-    dq = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
+    dq = tl.zeros([BLOCK_M, padded(HEAD_DIM)], dtype=tl.float32)
     scale_log2 = scale * LOG2_E
-    full, end = columns_of(start_m, seq_q, seq_k, CAUSAL, BLOCK_M, BLOCK_N)
-    for start_n in range(0, full, BLOCK_N):
+    slope = slope_of(alibi_ptr, head, heads)
+    first, lead, full, end = columns_of(start_m, seq_q, seq_k, CAUSAL, WINDOW, BLOCK_M, BLOCK_N)
+    for start_n in range(lead, full, BLOCK_N):
         dq = _dq_tile(
             dq, q, dout, lse, delta, k_base, v_base, stride_ks, stride_vs, start_m, start_n, seq_q,
-            seq_k, scale_log2, seed_ptr, stats, columns, threshold, keep_scale,
-            False, CAUSAL, DROPOUT, BLOCK_M, BLOCK_N, HEAD_DIM, UPCAST,
+            seq_k, scale_log2, seed_ptr, stats, columns, threshold, keep_scale, slope,
+            False, CAUSAL, DROPOUT, BLOCK_M, BLOCK_N, HEAD_DIM, V_DIM, UPCAST,
+            WINDOW, SOFTCAP, alibi_ptr is not None,
         )  # fmt: skip
-    for start_n in range(full, end, BLOCK_N):
+    if WINDOW > 0:  # the tiles on both sides of those above
+        begin = first
+        gap = full - lead
+        end -= gap
+    else:
+        begin = full
+        gap = 0
+    for step in range(begin, end, BLOCK_N):
+        start_n = step
+        if WINDOW > 0:
+            start_n = tl.where(step < lead, step, step + gap)
         dq = _dq_tile(
             dq, q, dout, lse, delta, k_base, v_base, stride_ks, stride_vs, start_m, start_n, seq_q,
-            seq_k, scale_log2, seed_ptr, stats, columns, threshold, keep_scale,
-            True, CAUSAL, DROPOUT, BLOCK_M, BLOCK_N, HEAD_DIM, UPCAST,
+            seq_k, scale_log2, seed_ptr, stats, columns, threshold, keep_scale, slope,
+            True, CAUSAL, DROPOUT, BLOCK_M, BLOCK_N, HEAD_DIM, V_DIM, UPCAST,
+            WINDOW, SOFTCAP, alibi_ptr is not None,
         )  # fmt: skip
-    store_rows(dq_base, stride_os, start_m, row, seq_q, dq * scale, HEAD_DIM)
+    store_rows(dq_base, stride_ds, start_m, row, seq_q, dq * scale, HEAD_DIM)
 
 
 @triton.jit
@@ -131,21 +168,31 @@ def load_stats(base, start, row, rows, BOUNDED: tl.constexpr):
 @triton.jit
 def _dkv_tile(
     dk, dv, k, v, q_base, dout_base, lse_base, delta_base, stride_q, stride_g, start_m, start_n,
-    seq_q, seq_k, scale_log2, seed_ptr, stats, columns, threshold, keep_scale,
+    seq_q, seq_k, scale_log2, seed_ptr, stats, columns, threshold, keep_scale, slope,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, UPCAST: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """Add one tile of queries to dk and dv, both [N, D] and unscaled; scores are transposed, [N, M]."""
     row = tl.arange(0, BLOCK_M)
     q = load_rows(q_base, stride_q, start_m, row, seq_q, MASKED, HEAD_DIM, UPCAST)  # [M, D]
     lse = load_stats(lse_base, start_m, row, seq_q, MASKED)  # [M], base 2
     s = tl.dot(k, tl.trans(q), input_precision="ieee")  # [N, M]
-    p = tl.exp2(tl.minimum(s * scale_log2 - lse[None, :], 0.0, tl.PropagateNan.ALL))
-    if MASKED and CAUSAL:
-        column = start_n + tl.arange(0, BLOCK_N)
-        seen = visible((start_m + row)[None, :], column[:, None], seq_q, seq_k, CAUSAL)
+    column = start_n + tl.arange(0, BLOCK_N)
+    SCORED: tl.constexpr = SOFTCAP > 0.0 or ALIBI
+    if SCORED:
+        s, inner = scored(
+            s, (start_m + row)[None, :], column[:, None], seq_q, seq_k, scale_log2, slope, SOFTCAP,
+            ALIBI,
+        )  # fmt: skip
+        p = tl.exp2(tl.minimum(s - lse[None, :], 0.0, tl.PropagateNan.ALL))
+    else:
+        inner = 1.0
+        p = tl.exp2(tl.minimum(s * scale_log2 - lse[None, :], 0.0, tl.PropagateNan.ALL))
+    if MASKED and (CAUSAL or WINDOW > 0):
+        seen = visible((start_m + row)[None, :], column[:, None], seq_q, seq_k, CAUSAL, WINDOW)
         p = tl.where(seen, p, 0.0)
-    dout = load_rows(dout_base, stride_g, start_m, row, seq_q, MASKED, HEAD_DIM, UPCAST)  # [M, D]
+    dout = load_rows(dout_base, stride_g, start_m, row, seq_q, MASKED, V_DIM, UPCAST)  # [M, D]
     if DROPOUT:
         keep = kept(seed_ptr, stats, start_m, start_n, columns, threshold, BLOCK_M, BLOCK_N)
         keep = tl.trans(keep)  # [N, M]
@@ -157,6 +204,8 @@ def _dkv_tile(
         dp = tl.dot(v, tl.trans(dout), input_precision="ieee")
     delta = load_stats(delta_base, start_m, row, seq_q, MASKED)  # [M]
     ds = p * (dp - delta[None, :])
+    if SCORED:
+        ds *= inner
     dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
     return dk, dv
 
@@ -180,13 +229,14 @@ def member_of(step, tiles, GROUP: tl.constexpr):
 )
 def attention_bwd_dkv_kernel(
     dout_ptr, q_ptr, k_ptr, v_ptr, stats_ptr, dk_ptr, dv_ptr, seed_ptr, cu_q_ptr, cu_k_ptr,
+    alibi_ptr,
     stride_gb, stride_gh, stride_gs, stride_qb, stride_qh, stride_qs,
     stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     stride_ob, stride_oh, stride_os,
     first_batch, heads, seq_q, seq_k, stats_rows, all_rows, scale, threshold, keep_scale,
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, VARLEN: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_M: tl.constexpr, EDGE_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    UPCAST: tl.constexpr,
+    V_DIM: tl.constexpr, UPCAST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """One program: dk and dv of BLOCK_N columns of one key head, summed over its GROUP query heads.
 
@@ -206,12 +256,14 @@ def attention_bwd_dkv_kernel(
     k_base = head_base(k_ptr, batch, kv_head, first_k, stride_kb, stride_kh, stride_ks)
     v_base = head_base(v_ptr, batch, kv_head, first_k, stride_vb, stride_vh, stride_vs)
     k = load_rows(k_base, stride_ks, start_n, column, seq_k, True, HEAD_DIM, UPCAST)  # [N, D]
-    v = load_rows(v_base, stride_vs, start_n, column, seq_k, True, HEAD_DIM, UPCAST)  # [N, D]
+    v = load_rows(v_base, stride_vs, start_n, column, seq_k, True, V_DIM, UPCAST)  # [N, D]
 
-    dk = tl.zeros([BLOCK_N, HEAD_DIM], dtype=tl.float32)
-    dv = tl.zeros([BLOCK_N, HEAD_DIM], dtype=tl.float32)
+    dk = tl.zeros([BLOCK_N, padded(HEAD_DIM)], dtype=tl.float32)
+    dv = tl.zeros([BLOCK_N, padded(V_DIM)], dtype=tl.float32)
     scale_log2 = scale * LOG2_E
-    first, full, tail, edges = rows_of(start_n, seq_q, seq_k, CAUSAL, BLOCK_M, BLOCK_N, EDGE_M)
+    first, full, tail, edges = rows_of(
+        start_n, seq_q, seq_k, CAUSAL, WINDOW, BLOCK_M, BLOCK_N, EDGE_M
+    )
     q_base = head_base(q_ptr, batch, kv_head * GROUP, first_q, stride_qb, stride_qh, stride_qs)
     dout_base = head_base(
         dout_ptr, batch, kv_head * GROUP, first_q, stride_gb, stride_gh, stride_gs
@@ -223,11 +275,13 @@ def attention_bwd_dkv_kernel(
         head = kv_head * GROUP + member
         stats = stats_row(batch, head, heads, first_q, stats_rows, VARLEN)
         skip = tl.cast(member, tl.int64)
+        slope = slope_of(alibi_ptr, head, heads)
         dk, dv = _dkv_tile(
             dk, dv, k, v, q_base + skip * stride_qh, dout_base + skip * stride_gh,
             stats_ptr + stats, stats_ptr + all_rows + stats, stride_qs, stride_gs, start_m, start_n,
-            seq_q, seq_k, scale_log2, seed_ptr, stats, columns, threshold, keep_scale,
-            True, CAUSAL, DROPOUT, EDGE_M, BLOCK_N, HEAD_DIM, UPCAST,
+            seq_q, seq_k, scale_log2, seed_ptr, stats, columns, threshold, keep_scale, slope,
+            True, CAUSAL, DROPOUT, EDGE_M, BLOCK_N, HEAD_DIM, V_DIM, UPCAST,
+            WINDOW, SOFTCAP, alibi_ptr is not None,
         )  # fmt: skip
     # Padded columns collect garbage in rows of dk and dv that are not stored: no mask for them.
     whole = (tail - full) // BLOCK_M
@@ -237,17 +291,27 @@ def attention_bwd_dkv_kernel(
         head = kv_head * GROUP + member
         stats = stats_row(batch, head, heads, first_q, stats_rows, VARLEN)
         skip = tl.cast(member, tl.int64)
+        slope = slope_of(alibi_ptr, head, heads)
         dk, dv = _dkv_tile(
             dk, dv, k, v, q_base + skip * stride_qh, dout_base + skip * stride_gh,
             stats_ptr + stats, stats_ptr + all_rows + stats, stride_qs, stride_gs, start_m, start_n,
-            seq_q, seq_k, scale_log2, seed_ptr, stats, columns, threshold, keep_scale,
-            False, CAUSAL, DROPOUT, BLOCK_M, BLOCK_N, HEAD_DIM, UPCAST,
+            seq_q, seq_k, scale_log2, seed_ptr, stats, columns, threshold, keep_scale, slope,
+            False, CAUSAL, DROPOUT, BLOCK_M, BLOCK_N, HEAD_DIM, V_DIM, UPCAST,
+            WINDOW, SOFTCAP, alibi_ptr is not None,
         )  # fmt: skip
     if DROPOUT:
         dv *= keep_scale
     if VARLEN:  # read again rather than kept in registers
         first_k, seq_k = sequence_of(cu_k_ptr, batch, 0, VARLEN)
+    if V_DIM != HEAD_DIM:  # both lie densely: the strides are proportional
+        stride_eb = stride_ob // HEAD_DIM * V_DIM
+        stride_eh = stride_oh // HEAD_DIM * V_DIM
+        stride_es = stride_os // HEAD_DIM * V_DIM
+    else:
+        stride_eb = stride_ob
+        stride_eh = stride_oh
+        stride_es = stride_os
     dk_base = head_base(dk_ptr, batch, kv_head, first_k, stride_ob, stride_oh, stride_os)
-    dv_base = head_base(dv_ptr, batch, kv_head, first_k, stride_ob, stride_oh, stride_os)
+    dv_base = head_base(dv_ptr, batch, kv_head, first_k, stride_eb, stride_eh, stride_es)
     store_rows(dk_base, stride_os, start_n, column, seq_k, dk * scale, HEAD_DIM)
-    store_rows(dv_base, stride_os, start_n, column, seq_k, dv, HEAD_DIM)
+    store_rows(dv_base, stride_es, start_n, column, seq_k, dv, V_DIM)

@@ -48,13 +48,35 @@ def _dkv(head_dim: int, arch: int, dropout: bool) -> Config:
     return _config(64, 128, 8, 2)
 
 
+def _wide(kernel: str, element_nbytes: int, arch: int, busy: bool) -> Config:
+    """Choose for tiles of 256 values, where the accumulators alone take half of all registers.
+
+    ``busy`` says that dropout or a shape of the scores takes registers too. Hopper's matrix units want 64
+    rows, which is keys for dK and dV: busy, those would spill, and 32 go to the older instruction.
+    """
+    if element_nbytes == 4:
+        return _config(16, 16, 8, 1)
+    if kernel == "attention_bwd_dkv":
+        return _config(16, 64, 8, 2) if arch >= HOPPER and not busy else _config(32, 32, 8, 2)
+    if kernel == "attention_bwd_dq" and busy:
+        return _config(64, 16, 8, 2) if arch >= HOPPER else _config(32, 32, 8, 2)
+    return _config(64, 32, 8, 2)
+
+
 _HEURISTICS = {"attention_fwd": _forward, "attention_bwd_dq": _dq, "attention_bwd_dkv": _dkv}
 
 
 def config(
-    kernel: str, head_dim: int, element_nbytes: int, device: Device, dropout: bool
+    kernel: str,
+    head_dim: int,
+    element_nbytes: int,
+    device: Device,
+    dropout: bool,
+    scored: bool = False,
 ) -> Config:
     """Choose tiles so that no kernel spills a register, which the code generation tests assert.
+
+    ``head_dim`` is the tile's, padded; ``scored`` says that a window, a cap or ALiBi shapes the scores.
 
     Hopper's tiles without dropout, D = 64 and 128, are of the fastest measured on an H200
     that spill nothing (docs/perf/kernels.md); the others follow from registers and shared memory.
@@ -64,20 +86,29 @@ def config(
     keys_own = kernel == "attention_bwd_dkv"  # the program holds keys, and queries stream
     if device.interpreted:
         return _config(16, 32, 4, 1) if keys_own else _config(32, 16, 4, 1)
+    if head_dim > 128:
+        return _wide(kernel, element_nbytes, device.arch, dropout or scored)
     if element_nbytes == 4 and keys_own:
         return _config(16, 32, 8, 1)
     if element_nbytes == 4 and head_dim == 128:
         return _config(32 if kernel == "attention_fwd" else 16, 16, 8, 1)
     if element_nbytes == 4:
         return _config(32, 32, 8, 1)
-    return _HEURISTICS[kernel](head_dim, device.arch, dropout)
+    if scored and keys_own:
+        return _config(32, 64, 8, 2)
+    return _HEURISTICS[kernel](head_dim, device.arch, dropout or scored)
 
 
 def candidates(
-    kernel: str, head_dim: int, element_nbytes: int, device: Device, dropout: bool
+    kernel: str,
+    head_dim: int,
+    element_nbytes: int,
+    device: Device,
+    dropout: bool,
+    scored: bool = False,
 ) -> list[Config]:
     """Return the heuristic and its neighbours that fit into shared memory."""
-    base = config(kernel, head_dim, element_nbytes, device, dropout)
+    base = config(kernel, head_dim, element_nbytes, device, dropout, scored)
     if element_nbytes == 4:
         return [{**base, "num_warps": warps} for warps in (4, 8)]
     limit = (227 if device.arch >= HOPPER else 163) * 1024

@@ -17,7 +17,10 @@ from stoker_kernels.ops.attention.triton.tiles import (
     head_base,
     kept,
     load_rows,
+    padded,
+    scored,
     sequence_of,
+    slope_of,
     stats_row,
     store_rows,
     visible,
@@ -27,23 +30,36 @@ from stoker_kernels.ops.attention.triton.tiles import (
 @triton.jit
 def _fold(
     acc, highest, total, q, k_base, v_base, stride_k, stride_v, start_m, start_n, seq_q, seq_k,
-    scale_log2, seed_ptr, stats, columns, threshold,
+    scale_log2, seed_ptr, stats, columns, threshold, slope,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr, UPCAST: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """Fold one tile of keys and values into the online softmax of BLOCK_M rows."""
     column = tl.arange(0, BLOCK_N)
     k = load_rows(k_base, stride_k, start_n, column, seq_k, MASKED, HEAD_DIM, UPCAST)  # [N, D]
     s = tl.dot(q, tl.trans(k), input_precision="ieee")  # [M, N]
+    row = start_m + tl.arange(0, BLOCK_M)
+    SCORED: tl.constexpr = SOFTCAP > 0.0 or ALIBI
+    if SCORED:
+        s, _ = scored(
+            s, row[:, None], (start_n + column)[None, :], seq_q, seq_k, scale_log2, slope, SOFTCAP,
+            ALIBI,
+        )  # fmt: skip
     if MASKED:
-        row = start_m + tl.arange(0, BLOCK_M)
-        seen = visible(row[:, None], (start_n + column)[None, :], seq_q, seq_k, CAUSAL)
+        seen = visible(row[:, None], (start_n + column)[None, :], seq_q, seq_k, CAUSAL, WINDOW)
         s = tl.where(seen, s, -float("inf"))
-    new_highest = tl.maximum(highest, tl.max(s, 1) * scale_log2)  # [M]
+    if SCORED:
+        new_highest = tl.maximum(highest, tl.max(s, 1))  # [M]
+    else:
+        new_highest = tl.maximum(highest, tl.max(s, 1) * scale_log2)  # [M]
     shift = new_highest
     if MASKED:  # a row that has seen nothing yet: -inf - -inf is no number
         shift = tl.where(new_highest == -float("inf"), 0.0, new_highest)
-    p = tl.exp2(s * scale_log2 - shift[:, None])
+    if SCORED:  # noqa: SIM108
+        p = tl.exp2(s - shift[:, None])
+    else:
+        p = tl.exp2(s * scale_log2 - shift[:, None])
     if v_base.dtype.element_ty == tl.float16:
         # A fused multiply-add does not round the product, shift is rounded: p is 2^8 for a score of 10^8.
         p = tl.minimum(p, 1.0, tl.PropagateNan.ALL)
@@ -53,19 +69,20 @@ def _fold(
     if DROPOUT:
         keep = kept(seed_ptr, stats, start_m, start_n, columns, threshold, BLOCK_M, BLOCK_N)
         p = tl.where(keep, p, 0.0)
-    v = load_rows(v_base, stride_v, start_n, column, seq_k, MASKED, HEAD_DIM, UPCAST)  # [N, D]
+    v = load_rows(v_base, stride_v, start_n, column, seq_k, MASKED, V_DIM, UPCAST)  # [N, D]
     acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")  # [M, D]
     return acc, new_highest, total
 
 
 @triton.jit(do_not_specialize=["first_batch", "seq_q", "seq_k", "stats_rows", "threshold"])
 def attention_fwd_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, seed_ptr, cu_q_ptr, cu_k_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, seed_ptr, cu_q_ptr, cu_k_ptr, alibi_ptr,
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
     stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
     first_batch, heads, seq_q, seq_k, stats_rows, scale_log2, threshold, keep_scale,
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, VARLEN: tl.constexpr, DROPOUT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, UPCAST: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, V_DIM: tl.constexpr,
+    UPCAST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_M rows of one head. seq_q, seq_k are the longest sequence's under VARLEN.
 
@@ -89,21 +106,34 @@ def attention_fwd_kernel(
     row = tl.arange(0, BLOCK_M)
     q = load_rows(q_base, stride_qs, start_m, row, seq_q, True, HEAD_DIM, UPCAST)  # [M, D]
 
-    acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
+    acc = tl.zeros([BLOCK_M, padded(V_DIM)], dtype=tl.float32)
     highest = tl.full([BLOCK_M], -float("inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
-    full, end = columns_of(start_m, seq_q, seq_k, CAUSAL, BLOCK_M, BLOCK_N)
-    for start_n in range(0, full, BLOCK_N):
+    slope = slope_of(alibi_ptr, head, heads)
+    first, lead, full, end = columns_of(start_m, seq_q, seq_k, CAUSAL, WINDOW, BLOCK_M, BLOCK_N)
+    for start_n in range(lead, full, BLOCK_N):
         acc, highest, total = _fold(
             acc, highest, total, q, k_base, v_base, stride_ks, stride_vs, start_m, start_n, seq_q,
-            seq_k, scale_log2, seed_ptr, stats, columns, threshold,
-            False, CAUSAL, DROPOUT, BLOCK_M, BLOCK_N, HEAD_DIM, UPCAST,
+            seq_k, scale_log2, seed_ptr, stats, columns, threshold, slope,
+            False, CAUSAL, DROPOUT, BLOCK_M, BLOCK_N, HEAD_DIM, V_DIM, UPCAST,
+            WINDOW, SOFTCAP, alibi_ptr is not None,
         )  # fmt: skip
-    for start_n in range(full, end, BLOCK_N):
+    if WINDOW > 0:  # the tiles on both sides of those above
+        begin = first
+        gap = full - lead
+        end -= gap
+    else:
+        begin = full
+        gap = 0
+    for step in range(begin, end, BLOCK_N):
+        start_n = step
+        if WINDOW > 0:
+            start_n = tl.where(step < lead, step, step + gap)
         acc, highest, total = _fold(
             acc, highest, total, q, k_base, v_base, stride_ks, stride_vs, start_m, start_n, seq_q,
-            seq_k, scale_log2, seed_ptr, stats, columns, threshold,
-            True, CAUSAL, DROPOUT, BLOCK_M, BLOCK_N, HEAD_DIM, UPCAST,
+            seq_k, scale_log2, seed_ptr, stats, columns, threshold, slope,
+            True, CAUSAL, DROPOUT, BLOCK_M, BLOCK_N, HEAD_DIM, V_DIM, UPCAST,
+            WINDOW, SOFTCAP, alibi_ptr is not None,
         )  # fmt: skip
 
     # A row that saw nothing has total 0 and highest -inf: output 0, lse -inf.
@@ -111,6 +141,6 @@ def attention_fwd_kernel(
     norm = 1.0 / total
     if DROPOUT:
         norm *= keep_scale
-    store_rows(out_base, stride_os, start_m, row, seq_q, acc * norm[:, None], HEAD_DIM)
+    store_rows(out_base, stride_os, start_m, row, seq_q, acc * norm[:, None], V_DIM)
     lse = (highest + tl.log2(total)) * LN_2
     tl.store(lse_ptr + stats + start_m + row, lse, mask=start_m + row < seq_q)

@@ -16,7 +16,7 @@ from stoker_kernels.ops.attention.triton.backward import (
 )
 from stoker_kernels.ops.attention.triton.configs import candidates, config
 from stoker_kernels.ops.attention.triton.forward import attention_fwd_kernel
-from stoker_kernels.primitives.tiling import cdiv
+from stoker_kernels.primitives.tiling import cdiv, power_of_2
 from stoker_kernels.runtime.launch import device_of, is_interpreted, launch
 from stoker_kernels.tuning import Config, choose
 
@@ -48,9 +48,10 @@ def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
 class _Call:
     """One call's sizes and switches, as the three kernels take them."""
 
-    def __init__(self, q: torch.Tensor, k: torch.Tensor, options: Options) -> None:
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> None:
         self.q, self.options = q, options
         self.heads, kv_heads, self.head_dim = q.shape[1], k.shape[1], q.shape[-1]
+        self.v_dim = v.shape[-1]
         self.kv_heads = kv_heads
         cu_q, cu_k = options.cu_seqlens_q, options.cu_seqlens_k
         if cu_q is None or cu_k is None:
@@ -61,6 +62,11 @@ class _Call:
             self.batch, self.stats_rows = len(cu_q) - 1, q.shape[0]
             self.seq_q, self.seq_k = options.max_seqlen_q, options.max_seqlen_k
             self.cu = (cu_q.contiguous(), cu_k.contiguous())
+        slopes = options.alibi_slopes
+        self.slopes = None if slopes is None else slopes.contiguous()
+        # One that hides nothing is none: the plain kernel runs, and lengths do not compile anew.
+        longest = self.seq_k if options.causal else max(self.seq_q, self.seq_k)
+        window = options.window if options.window < longest else 0
         self.seed = q if options.seed is None else options.seed
         self.switches: dict[str, Any] = {
             "GROUP": self.heads // kv_heads,
@@ -68,6 +74,9 @@ class _Call:
             "VARLEN": options.packed,
             "DROPOUT": options.seed is not None,
             "HEAD_DIM": self.head_dim,
+            "V_DIM": self.v_dim,
+            "WINDOW": window,
+            "SOFTCAP": options.softcap,
             "UPCAST": q.dtype == torch.float32 or is_interpreted(attention_fwd_kernel),
         }
 
@@ -83,12 +92,21 @@ class _Call:
     def config(self, kernel: str) -> Config:
         """Return the tuned tile sizes of ``kernel``, or the heuristic."""
         device = device_of(attention_fwd_kernel, self.q)
-        case = (kernel, self.head_dim, self.q.element_size(), device, self.switches["DROPOUT"])
+        widest = power_of_2(max(self.head_dim, self.v_dim))
+        scored = self.options.scored
+        dropout = self.switches["DROPOUT"]
+        case = (kernel, widest, self.q.element_size(), device, dropout, scored)
+        more: dict[str, Any] = {"v_dim": self.v_dim} if self.v_dim != self.head_dim else {}
+        if scored:
+            more |= {
+                "windowed": bool(self.switches["WINDOW"]), "capped": bool(self.options.softcap),
+                "alibi": self.slopes is not None,
+            }  # fmt: skip
         return choose(
             kernel, config(*case), lambda: candidates(*case),
             head_dim=self.head_dim, dtype=self.q.dtype, causal=self.options.causal,
             varlen=self.options.packed, dropout=self.switches["DROPOUT"],
-            group=self.switches["GROUP"],
+            group=self.switches["GROUP"], **more,
         )  # fmt: skip
 
 
@@ -96,17 +114,18 @@ def attention_fwd(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute ``reference.attention_fwd`` on the GPU."""
-    call = _Call(q, k, options)
+    call = _Call(q, k, v, options)
     q, k, v = _addressable(q), _addressable(k), _addressable(v)
-    out = new_like(q)
-    lse = q.new_empty(
-        (call.heads, q.shape[0]) if options.packed else q.shape[:3], dtype=torch.float32
-    )
+    out = new_like(q, call.v_dim)
+    if options.packed:  # nobody writes the rows behind the last sequence
+        lse = q.new_full((call.heads, q.shape[0]), float("-inf"), dtype=torch.float32)
+    else:
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     tile = call.config("attention_fwd")
     for first_batch, grid in call.grids(call.seq_q, tile["BLOCK_M"], call.heads):
         launch(
             attention_fwd_kernel, grid,
-            q, k, v, out, lse, call.seed, *call.cu,
+            q, k, v, out, lse, call.seed, *call.cu, call.slopes,
             *_strides(q), *_strides(k), *_strides(v), *_strides(out),
             first_batch, call.heads, call.seq_q, call.seq_k, call.stats_rows,
             options.scale * LOG2_E, options.threshold, options.keep_scale,
@@ -126,11 +145,12 @@ def attention_bwd(
     options: Options,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Compute ``reference.attention_bwd`` on the GPU."""
-    call = _Call(q, k, options)
+    call = _Call(q, k, v, options)
     dout, q, k, v = (_addressable(t) for t in (dout, q, k, v))
-    dq, dk, dv = new_like(q), new_like(k), new_like(k)
-    if out.stride() != dq.stride():
-        out = new_like(q).copy_(out)
+    dq, dk, dv = new_like(q), new_like(k), new_like(v)
+    dense = new_like(q, call.v_dim) if call.v_dim != call.head_dim else dq
+    if out.stride() != dense.stride():
+        out = new_like(q, call.v_dim).copy_(out)
     lse = lse.contiguous()
     stats = lse.new_empty((2, lse.numel()))
     inputs = _strides(dout), _strides(q), _strides(k), _strides(v)
@@ -142,15 +162,15 @@ def attention_bwd(
     for first_batch, grid in call.grids(call.seq_q, tile["BLOCK_M"], call.heads):
         launch(
             attention_bwd_dq_kernel, grid,
-            dout, dlse_or_lse, q, k, v, out, lse, stats, dq, call.seed, *call.cu,
-            *strides, *_strides(dq), first_batch, *sizes, *dropout,
+            dout, dlse_or_lse, q, k, v, out, lse, stats, dq, call.seed, *call.cu, call.slopes,
+            *strides, *_strides(dense), first_batch, *sizes, *dropout,
             HAS_DLSE=dlse is not None, on=q, **call.switches, **tile,
         )  # fmt: skip
     tile = call.config("attention_bwd_dkv")
     for first_batch, grid in call.grids(call.seq_k, tile["BLOCK_N"], call.kv_heads):
         launch(
             attention_bwd_dkv_kernel, grid,
-            dout, q, k, v, stats, dk, dv, call.seed, *call.cu,
+            dout, q, k, v, stats, dk, dv, call.seed, *call.cu, call.slopes,
             *strides, *_strides(dk), first_batch, *sizes, *dropout,
             EDGE_M=max(16, tile["BLOCK_M"] // 2), on=q, **call.switches, **tile,
         )  # fmt: skip
