@@ -72,6 +72,17 @@ class Config:
         starts = generator.integers(0, len(text) - self.block - 1, size=self.batch)
         return text[starts[:, None] + np.arange(self.block + 1)].astype(np.int64)
 
+    def model(self) -> Any:
+        """Make the model, with the weights that the seed gives it, on the CPU."""
+        import torch
+
+        from stoker_kernels.models.gpt import GPT, GPTConfig
+
+        torch.manual_seed(self.seed)
+        return GPT(
+            GPTConfig(layers=self.layers, heads=self.heads, dim=self.dim, block_size=self.block)
+        )
+
 
 @dataclass(frozen=True)
 class Place:
@@ -97,8 +108,6 @@ class Trainer:
     ) -> None:
         import torch
 
-        from stoker_kernels.models.gpt import GPT, GPTConfig
-
         self.config, self.place, self.text, self.held_out = config, place, text, held_out
         # A batch is always summed in the same pieces, so that 1 and 2 workers round alike.
         pieces = max(2, place.workers)
@@ -108,12 +117,8 @@ class Trainer:
         share = pieces // place.workers
         self.pieces = range(place.rank * share, (place.rank + 1) * share)
         torch.set_num_threads(place.threads)
-        torch.manual_seed(config.seed)
-        shape = GPTConfig(
-            layers=config.layers, heads=config.heads, dim=config.dim, block_size=config.block
-        )
         self.device = torch.device("cuda" if place.gpus else "cpu")
-        self.model = GPT(shape).to(self.device)
+        self.model = config.model().to(self.device)
         self.optimizer = self.model.optimizer(lr=config.lr)
 
     def ready(self) -> None:
@@ -151,7 +156,8 @@ class Trainer:
         del exchange  # the group ends, with its threads, only where nothing holds it
         stoker.train.destroy_process_group()
         if place.rank == 0:
-            yield {"step": last, "validation_loss": validation_loss, "samples": self._samples()}
+            samples = samples_of(self.model, config.seed)
+            yield {"step": last, "validation_loss": validation_loss, "samples": samples}
 
     def _step(self, step: int, exchange: Exchange) -> float:
         """One update; returns the loss over the whole batch before it."""
@@ -199,15 +205,6 @@ class Trainer:
                     loss += self.model(tokens, targets)[1]
         return self._mean(loss / (VALIDATION_BATCHES * len(self.pieces)))
 
-    def _samples(self) -> list[bytes]:
-        import torch
-
-        generator = torch.Generator(self.device).manual_seed(self.config.seed)
-        return [
-            self.model.generate(prompt, 160, temperature=0.7, top_k=40, generator=generator)
-            for prompt in PROMPTS
-        ]
-
     def _checkpoint(self, step: int, memories: list[Any]) -> bytes:
         import torch
 
@@ -227,6 +224,18 @@ class Trainer:
         self.optimizer.load_state_dict(saved["optimizer"])
         exchange.load_state(saved["memories"], self.place.rank)
         return int(saved["step"])
+
+
+def samples_of(model: Any, seed: int) -> list[bytes]:
+    """Have a model go on from each prompt."""
+    import torch
+
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
+    return [
+        model.generate(prompt, 160, temperature=0.7, top_k=40, generator=generator)
+        for prompt in PROMPTS
+    ]
 
 
 class TrainingFailed(Exception):

@@ -8,7 +8,31 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_PUBLIC: dict[str, str] = {}
+_PUBLIC: dict[str, str] = {
+    "Actions": "stoker_train.elastic.policies",
+    "AdaComm": "stoker_train.elastic.sync",
+    "AllReduce": "stoker_train.elastic.sync",
+    "BatchFromNoise": "stoker_train.elastic.policies",
+    "Budget": "stoker_train.elastic.policies",
+    "Checkpoint": "stoker_train.elastic.options",
+    "CheckpointStore": "stoker_train.elastic.state.checkpoints",
+    "EarlyGrowth": "stoker_train.elastic.policies",
+    "ElasticTrainer": "stoker_train.elastic.trainer",
+    "EvenOut": "stoker_train.elastic.policies",
+    "Failure": "stoker_train.elastic.options",
+    "Hierarchical": "stoker_train.elastic.sync",
+    "KVStore": "stoker_train.launch.store",
+    "LocalSGD": "stoker_train.elastic.sync",
+    "Metrics": "stoker_train.elastic.policies",
+    "OverlapLocalSGD": "stoker_train.elastic.sync",
+    "Policy": "stoker_train.elastic.policies",
+    "PostLocalSGD": "stoker_train.elastic.sync",
+    "Result": "stoker_train.elastic.options",
+    "Scaling": "stoker_train.elastic.options",
+    "ShardedDataset": "stoker_train.elastic.data.sources",
+    "SyncSwitchOnLoss": "stoker_train.elastic.policies",
+    "TrainState": "stoker_train.elastic.state.train_state",
+}
 """Each public name, and the module that has it."""
 
 __all__ = tuple(_PUBLIC)

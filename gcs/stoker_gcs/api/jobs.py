@@ -19,6 +19,7 @@ from stoker_wire.http.principals import NODES, READERS, WORK
 from stoker_wire.http.server.routes import Route, WebSocketRoute
 from stoker_wire.http.trace_context import of_headers, variables
 from stoker_wire.messages.control import Page
+from stoker_wire.messages.elastic import GenerationTurn, ReportGenerationTurn
 from stoker_wire.messages.queries import DriverExitQuery, JobQuery, ScheduleQuery, WaitQuery
 from stoker_wire.messages.schedules import ChangeSchedule, CreateSchedule, Schedule
 from stoker_wire.messages.work import (
@@ -106,6 +107,10 @@ async def finish_job(app: GcsApp, req: Request) -> Job:
 async def report_slow_rank(app: GcsApp, req: Request) -> SlowRank:
     await app.nodes.get(req.body.node_id)
     return await app.jobs.report_slow_rank(req.path["job_id"], req.body)
+
+
+async def report_turn(app: GcsApp, req: Request) -> GenerationTurn:
+    return await app.jobs.report_turn(req.path["job_id"], req.body)
 
 
 async def report_driver_exit(app: GcsApp, req: Request) -> None:
@@ -202,6 +207,15 @@ ROUTES = (
         reply=SlowRank,
         roles=WORK,
         summary="Report slow rank of training job, for policies to act on",
+    ),
+    Route(
+        "POST",
+        "/v1/jobs/{job_id}/turns",
+        report_turn,
+        body=ReportGenerationTurn,
+        reply=GenerationTurn,
+        roles=WORK,
+        summary="Report turn of elastic trainer's generations, for its job's story",
     ),
     Route(
         "POST",

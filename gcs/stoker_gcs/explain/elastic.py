@@ -43,11 +43,15 @@ def _next_one(state: ElasticState, planned: PlannedScaling | None, rooms: int) -
         return "it takes no part in rounds until its driver runs"
     if not rooms:
         return "no node has room for a replica of it: other work has it all"
-    wanted = sum(planned.target.values())
+    least, wanted = state.scaling.min_replicas, sum(planned.target.values())
+    if not state.replicas and rooms < least:
+        return f"it begins with {least} replicas at least, and nodes have room for {rooms}"
     told = "" if wanted == len(state.replicas) else f"the next round gives it {wanted}; "
     if state.hints is None or state.hints.params is None:
         told += "it has not said yet how fast it is, so it gets few; "
     if planned.more is None or planned.more_worth is None:
+        if not state.replicas and not wanted:
+            return f"no round has room for the {least} replicas with which it begins at least"
         return f"{told}it could use no more than it has"
     text = f"{told}the next, up to {planned.more}, would be worth {planned.more_worth:.3g} each"
     if not planned.held_by or planned.held_worth is None:

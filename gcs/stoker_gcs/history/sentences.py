@@ -6,11 +6,19 @@ from typing import TYPE_CHECKING
 
 from stoker_wire.errors import OutOfMemoryError, PreemptedError
 from stoker_wire.messages.cluster import Node, WorkerExit
+from stoker_wire.messages.elastic import GenerationTurn
 from stoker_wire.messages.events import EventKind, Payload, StoryLine, payload_of
 from stoker_wire.messages.groups import PlacementGroup
 from stoker_wire.messages.node_api import BuildState, EnvironmentBuild
 from stoker_wire.messages.schedules import Schedule
-from stoker_wire.messages.work import Actor, Job, SlowRank, SlowTask, TaskRecord, TaskState
+from stoker_wire.messages.work import (
+    Actor,
+    Job,
+    SlowRank,
+    SlowTask,
+    TaskRecord,
+    TaskState,
+)
 
 if TYPE_CHECKING:
     from stoker_wire.data.spans import Span
@@ -43,6 +51,12 @@ def line_of(event: Event) -> StoryLine:
         text, why = _build(payload)
     elif isinstance(payload, SlowRank):
         text = f"rank {payload.rank} of job {payload.job_id} is {payload.ratio:g} times slower"
+    elif isinstance(payload, GenerationTurn):
+        text = (
+            f"generation {payload.generation} with {payload.replicas} replicas: "
+            f"{payload.before} -> {payload.after}"
+        )
+        why = payload.why
     elif isinstance(payload, SlowTask):
         text, why = _slow(payload)
     elif isinstance(payload, Schedule):

@@ -14,11 +14,15 @@ bundle of a placement group for itself (:meth:`Generation.strategies`).
         if session.offer is not None:          # no request: a thread of Stoker's keeps it up to date
             commit()
             generation = session.accept(session.offer)
+
+The names of Horovod's elastic API (``run``, ``TorchState``, ...) are here too, for loops of an
+``ElasticTrainer``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import math
 import threading
@@ -26,6 +30,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
+
+import msgspec
 
 from stoker.api.placement_groups import PlacementGroup
 from stoker.exceptions import ConflictError, GetTimeoutError, StokerError
@@ -48,6 +54,17 @@ _log = logging.getLogger(__name__)
 _CALL_S = 15.0
 _POLL_S = 30.0
 _PAUSE_S = 1.0
+_HOROVOD = (
+    "ElasticSampler",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "rank",
+    "run",
+    "size",
+)
+"""Names of Horovod's elastic API: ``stoker_train``, which is built on this package, has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +155,29 @@ class Session:
                     )
                 self._lock.wait(left_s)
             return _offered(self._state, self._state.offer)
+
+    def wait_for_change(self, seen: int, timeout_s: float) -> ElasticState:
+        """Return the job's state once its ``version`` is not ``seen``, or after ``timeout_s``.
+
+        NotFoundError if the job is rigid again, ConflictError if the session is closed.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            while self._state.version == seen and self._failure is None:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._lock.wait(left_s)
+            if self._failure is not None:
+                raise self._failure
+            return self._state
+
+    def limit(self, *, min_replicas: int, max_replicas: int) -> None:
+        """Change how many replicas the job may have; BadRequestError for limits that nothing keeps."""
+        scaling = msgspec.structs.replace(
+            self._state.scaling, min_replicas=min_replicas, max_replicas=max_replicas
+        )
+        self._set(self._call("PUT", "scaling", scaling))
 
     def accept(self, offer: Generation) -> Generation:
         """Begin the generation that was offered; what it lacks of the present replicas is released.
@@ -317,3 +357,9 @@ def join(
         "PUT", f"/v1/jobs/{job_id}/scaling", scaling, reply=ElasticState, timeout_s=_CALL_S
     )
     return Session(job_id, runtime.io.run(call, _CALL_S + 1), report_interval_s)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOROVOD:
+        return getattr(importlib.import_module("stoker_train.elastic.horovod"), name)
+    raise AttributeError(f"module 'stoker.train.elastic' has no attribute {name!r}")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stoker_gcs.history import story as teller
-from stoker_wire.errors import NotFoundError
+from stoker_wire.errors import ConflictError, NotFoundError
 from stoker_wire.messages.cluster import Demand, WorkerExit, WorkersExited
 from stoker_wire.messages.common import ErrorInfo
+from stoker_wire.messages.elastic import GenerationTurn, ReportGenerationTurn
 from stoker_wire.messages.events import Story
 from stoker_wire.messages.work import (
     Actor,
@@ -195,6 +196,24 @@ async def test_a_tasks_story_tells_each_attempt_and_what_ended_it(client: Client
     of_job = await story(client, job.job_id)
     in_order(of_job, "t_1 is FAILED", "node n_1 died", f"job {job.job_id} is SUCCEEDED")
     in_order(await story(client, "n_1"), "registered", "t_1 is FAILED", "n_1 died")
+
+
+async def test_an_elastic_trainers_story_tells_the_turns_of_its_generations(client: Client) -> None:
+    job = await attach(client)
+    turn = ReportGenerationTurn(
+        generation=3, before="RUNNING", after="DRAINING", why="2 ranks become 4", replicas=2
+    )
+    path = f"/v1/jobs/{job.job_id}/turns"
+    reported = await client.call("POST", path, turn, reply=GenerationTurn)
+    assert (reported.job_id, reported.generation, reported.after) == (job.job_id, 3, "DRAINING")
+    told = await story(client, job.job_id)
+    (line,) = [one for one in told.lines if one.kind == "generation.turned"]
+    assert line.text == "generation 3 with 2 replicas: RUNNING -> DRAINING"
+    assert line.why == "2 ranks become 4"
+    ended = FinishJob(state=JobState.SUCCEEDED)
+    await client.call("POST", f"/v1/jobs/{job.job_id}/finish", ended, reply=Job)
+    with pytest.raises(ConflictError):
+        await client.call("POST", path, turn, reply=GenerationTurn)
 
 
 async def test_what_was_deleted_keeps_its_story_while_its_events_are_kept(

@@ -244,3 +244,28 @@ class ElasticPlan(Record):
 
     at_s: float
     pools: tuple[PoolPlan, ...] = ()
+
+
+class ReportGenerationTurn(Message):
+    """Report of an elastic trainer's controller that its generations took a turn, for the job's story.
+
+    ``before`` and ``after`` are phases (FORMING, RUNNING, DRAINING, RESIZING, RESTORING, FAILED, FINISHED) of
+    ``generation``, which has ``replicas``.
+    """
+
+    generation: Count
+    before: Text
+    after: Text
+    why: Text = ""
+    replicas: Count = 0
+
+
+class GenerationTurn(Record):
+    """A turn of an elastic trainer's generations as it was reported, with the same fields."""
+
+    job_id: str
+    generation: int
+    before: str
+    after: str
+    why: str = ""
+    replicas: int = 0

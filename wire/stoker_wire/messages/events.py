@@ -18,6 +18,7 @@ from stoker_wire.http.tolerant import convert_known
 from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
 from stoker_wire.messages.common import Message, Record, stated, states_rule
 from stoker_wire.messages.control import Event, Leader, ListQuery, Position, Token
+from stoker_wire.messages.elastic import GenerationTurn
 from stoker_wire.messages.groups import GroupState, PlacementGroup
 from stoker_wire.messages.node_api import EnvironmentBuild
 from stoker_wire.messages.objects import DetachedObject, DetachedState
@@ -75,6 +76,8 @@ class EventKind(StrEnum):
     """An elastic job has said something new of itself, or stated its limits."""
     JOB_SCALED = "job.scaled"
     """An elastic job was offered replicas, has others than before, or an offer is void."""
+    GENERATION_TURNED = "generation.turned"
+    """The generations of an elastic trainer took a turn: one formed, or was resized. Subject: its job."""
     JOB_RETRYING = "job.retrying"
     """An attempt failed, and another follows."""
     JOB_FINISHED = "job.finished"
@@ -201,6 +204,7 @@ Payload: TypeAlias = (
     | WorkerExit
     | EnvironmentBuild
     | SlowRank
+    | GenerationTurn
     | SlowTask
     | KvChange
     | Leader
@@ -267,6 +271,7 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.ENVIRONMENT_FAILED: EnvironmentBuild,
     EventKind.TASK_SLOW: SlowTask,
     EventKind.RANK_SLOW: SlowRank,
+    EventKind.GENERATION_TURNED: GenerationTurn,
     EventKind.KV_PUT: KvChange,
     EventKind.KV_DELETED: KvChange,
     EventKind.LEADER_ELECTED: Leader,

@@ -29,6 +29,7 @@ from stoker_wire.errors import (
     NotFoundError,
 )
 from stoker_wire.ids import Prefix, check_id, new_id
+from stoker_wire.messages.elastic import GenerationTurn, ReportGenerationTurn
 from stoker_wire.messages.events import EventKind, payload_as
 from stoker_wire.messages.groups import GroupState
 from stoker_wire.messages.work import (
@@ -134,6 +135,21 @@ class JobRegistry:
         event = self._state.event(EventKind.RANK_SLOW, body.node_id, slow)
         await self._state.writer.apply(Change((), (event,)))
         return slow
+
+    async def report_turn(self, job_id: str, body: ReportGenerationTurn) -> GenerationTurn:
+        """Write a turn of a living job's generations into the event log, for its story."""
+        await self.check_living(job_id, field="job_id")
+        turn = GenerationTurn(
+            job_id=job_id,
+            generation=body.generation,
+            before=body.before,
+            after=body.after,
+            why=body.why,
+            replicas=body.replicas,
+        )
+        event = self._state.event(EventKind.GENERATION_TURNED, job_id, turn)
+        await self._state.writer.apply(Change((), (event,)))
+        return turn
 
     async def submit(
         self,

@@ -35,6 +35,7 @@ if (
 COLD_S = 180.0
 pytestmark = pytest.mark.timeout(2 * COLD_S)
 NORM = {"op": "rms_norm", "dtype": "float32", "columns": 512}
+STEPS = "tests.e2e.train.kernels.kernel_steps"
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def test_workers_get_the_nodes_cache_unless_the_user_names_another(folder: Path)
 
 
 def test_what_is_named_is_compiled_before_the_task_starts() -> None:
-    specs = [NORM, "tests.e2e.train.kernels.kernel_steps:step"]
+    specs = [NORM, f"{STEPS}:step"]
     named = lookups.options(runtime_env={"kernels": specs})
     found = get(named.remote(specs), COLD_S)
     assert len(found) >= 4 and all(found)  # the task compiled nothing
@@ -107,7 +108,7 @@ def test_what_is_named_is_compiled_before_the_task_starts() -> None:
 def test_what_cannot_be_compiled_fails_the_task_with_the_reason() -> None:
     wrong = {
         "rms_norn": r"runtime_env\.kernels\[0\]\.op: no op 'rms_norn'\.\ndid you mean 'rms_norm'",
-        "tests.e2e.train.kernels.kernel_steps:broken_step": r"(?s)code 1.*ValueError: the shapes do not match",
+        f"{STEPS}:broken_step": r"(?s)code 1.*ValueError: the shapes do not match",
     }
     refs = {e: variables.options(runtime_env={"kernels": [e]}).remote() for e in wrong}
     for entry, said in wrong.items():

@@ -1,0 +1,1 @@
+"""Benchmarks of elastic training, by hand: ``python -m benchmarks.elastic_training``."""

@@ -1,0 +1,314 @@
+"""What an elastic job may be told while it trains: each order is taken by all ranks at one step."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stoker
+from stoker.jobs import JobSubmissionClient
+from stoker.runtime import current
+from stoker.train import Checkpoint, ElasticTrainer, Failure, Scaling
+from stoker_train.elastic.policies import Policy
+from tests.e2e.train import elastic_loops as loops
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from stoker_train.elastic.policies import Actions, Metrics
+
+pytest.importorskip("torch")
+
+WAIT_S = 90.0
+PROGRAM = """from tests.e2e.train.elastic_loops import noted
+
+def loop(ctx, config):
+    noted(ctx, config)
+"""
+
+
+class InTurn(Policy):
+    """Asks for one thing after the other, each once what was asked for before is done."""
+
+    def __init__(self) -> None:
+        self.stage = 0
+
+    def after_step(self, metrics: Metrics, actions: Actions) -> None:
+        """Ask for the next thing."""
+        if self.stage == 0:
+            actions.set_lr(0.5)
+            actions.set_batch_size(32)
+            self.stage = 1
+        elif self.stage == 1 and metrics.batch == 32:
+            actions.set_shares((3.0, 1.0))
+            actions.set_sync({"name": "local_sgd", "every": 2})
+            self.stage = 2
+        elif self.stage == 2 and metrics.sync == "local_sgd":
+            actions.resize(1)
+            self.stage = 3
+        elif self.stage == 3 and metrics.replicas == 1:
+            actions.request_stop("all was done")
+            self.stage = 4
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Four CPUs, and rounds of the scheduler that come soon."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_SESSION_ROOT", str(tmp_path_factory.mktemp("s")))
+        patch.setenv("STOKER_ELASTIC_INTERVAL_S", "2")
+        patch.setenv("STOKER_ELASTIC_MIN_INTERVAL_S", "0.2")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        stoker.init(num_cpus=4, num_gpus=0, log_to_driver=False, namespace="elastic")
+        try:
+            yield
+        finally:
+            stoker.shutdown()
+
+
+@pytest.fixture
+def trainer(cluster: None, tmp_path: Path) -> Iterator[Callable[..., ElasticTrainer]]:
+    """Make trainers whose steps are noted in ``tmp_path / "steps"``; jobs that go on are stopped."""
+    (tmp_path / "steps").mkdir()
+    made: list[ElasticTrainer] = []
+
+    def make(
+        replicas: tuple[int, int] = (1, 2),
+        loop: Any = loops.noted,
+        policies: tuple[Policy, ...] = (),
+        config: dict[str, Any] | None = None,
+        every: int = 10,
+        **scaling: Any,
+    ) -> ElasticTrainer:
+        made.append(
+            ElasticTrainer(
+                loop,
+                config={"folder": str(tmp_path / "steps"), **(config or {})},
+                scaling=Scaling(
+                    **{
+                        "min_replicas": replicas[0],
+                        "max_replicas": replicas[1],
+                        "resources": {"CPU": 1},
+                        "base_batch": 16,
+                        "interval_s": 1000.0,
+                        **scaling,
+                    }
+                ),
+                policies=policies,
+                checkpoint=Checkpoint(str(tmp_path / "checkpoints"), every=every, commit_every=5),
+                failure=Failure(hang_s=60.0),
+            )
+        )
+        return made[-1]
+
+    yield make
+    identity = current.runtime().identity
+    client = JobSubmissionClient(identity.gcs_url, token=identity.credential.token)
+    for one in made:
+        if one.job_id:
+            client.stop_job(one.job_id)
+            client.wait(one.job_id, timeout_s=WAIT_S)
+
+
+def has(trainer: ElasticTrainer, replicas: int) -> None:
+    """Wait until it trains with so many replicas."""
+    until(
+        lambda: (
+            (now := trainer.progress()).get("replicas") == replicas
+            and now.get("phase") == "RUNNING"
+        ),
+        WAIT_S,
+        f"it trains with {replicas} replicas",
+    )
+
+
+def ended(trainer: ElasticTrainer, steps: Path) -> dict[int, list[dict[str, Any]]]:
+    """Wait for the end; returns what the ranks noted, by step, after a look at what must always hold."""
+    result = trainer.result(WAIT_S)
+    assert not result.error
+    assert result.ledger_ok, result.ledger_problems
+    by_step: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for note in loops.notes(steps):
+        if note["step"] < result.steps:  # later ones were lost, and not made again before the end
+            by_step[note["step"]].append(note)
+    for step, noted in by_step.items():
+        # What was made again after a loss counts as it was made at last.
+        newest = max(one["generation"] for one in noted)
+        by_step[step] = noted = [one for one in noted if one["generation"] == newest]
+        for name in ("epoch", "world", "batch", "lr", "sync"):
+            assert len({repr(one[name]) for one in noted}) == 1, f"{name} of step {step}: {noted}"
+    assert sorted(by_step) == list(range(result.steps)), "each step was noted"
+    epochs: dict[int, list[int]] = defaultdict(list)
+    partly = {max(epoch["epoch"] for one in by_step.values() for epoch in one)}
+    for step, noted in by_step.items():
+        epoch, generation = noted[0]["epoch"], noted[0]["generation"]
+        epochs[epoch] += [number for one in noted for number in one["seen"]]
+        if [one["rank"] for one in noted] != list(range(noted[0]["world"])):
+            after = by_step.get(step + 1, ())
+            assert all(one["generation"] > generation for one in after), (noted, after)
+            partly.add(epoch)  # a rank was killed before it had noted its last step
+    for epoch, seen in epochs.items():
+        assert len(seen) == len(set(seen)), f"a sample of epoch {epoch} was used twice"
+        assert epoch in partly or set(seen) == set(range(96)), f"epoch {epoch} is not whole"
+    return dict(by_step)
+
+
+def test_what_policies_ask_for_is_taken_by_all_ranks_at_one_step(
+    trainer: Callable[..., ElasticTrainer], tmp_path: Path
+) -> None:
+    one = trainer(policies=(InTurn(),), replicas=(2, 2), max_batch=48, lr="linear", min_replicas=1)
+    one.submit()
+    by_step = ended(one, tmp_path / "steps")
+    kinds = []
+    for step in sorted(by_step):
+        first = by_step[step][0]
+        sizes = [sum(note["passes"]) for note in by_step[step]]
+        kind = (first["world"], first["batch"], round(first["lr"] * 1e6, 6), first["sync"])
+        if kind not in kinds:
+            kinds.append(kind)
+        if sum(sizes) == 32 and first["world"] == 2 and first["sync"] == "local_sgd":
+            assert sizes == [24, 8], "the shares that were asked for"
+    assert kinds[-1] == (1, 32, 1.0, "local_sgd"), kinds
+    assert (2, 16, 1.0, "all_reduce") in kinds
+    assert (2, 32, 1.0, "all_reduce") in kinds, "half the rate, twice the batch"
+    assert (2, 32, 1.0, "local_sgd") in kinds
+
+
+def test_a_storm_of_requests_is_coalesced_and_what_users_ask_for_is_taken(
+    trainer: Callable[..., ElasticTrainer], tmp_path: Path
+) -> None:
+    one = trainer(max_batch=24)
+    one.submit()
+    has(one, 2)
+    before = one.progress()["generation"]
+    for count in (1, 2) * 4 + (2, 1):
+        one.resize(count)
+    one.set_batch_size(1000)
+    one.set_sync({"name": "local_sgd", "every": 2})
+    has(one, 1)
+    assert one.progress()["generation"] - before < 5, "ten requests are not ten generations"
+    until(
+        lambda: any(
+            note["batch"] == 24 and note["sync"] == "local_sgd"
+            for note in loops.notes(tmp_path / "steps")
+        ),
+        WAIT_S,
+        "the batch is what the job's limits allow",
+    )
+    one.stop()
+    by_step = ended(one, tmp_path / "steps")
+    assert {noted[0]["world"] for noted in by_step.values()} == {1, 2}
+
+
+def test_a_job_that_ran_out_of_memory_goes_on_with_smaller_passes_and_chooses_its_batch(
+    trainer: Callable[..., ElasticTrainer], tmp_path: Path
+) -> None:
+    one = trainer(
+        replicas=(2, 2),
+        base_batch=32,
+        max_batch=96,
+        local_batch=(1, 16),
+        interval_s=0.5,
+        lr="sqrt",
+        config={"most": 14, "pass_s": 0.02},
+    )
+    one.submit()
+    until(
+        lambda: any(note["batch"] > 32 for note in loops.notes(tmp_path / "steps")),
+        WAIT_S,
+        "another batch is better",
+    )
+    one.stop()
+    by_step = ended(one, tmp_path / "steps")
+    assert any(16 in note["passes"] for note in loops.notes(tmp_path / "steps"))
+    assert all(
+        max(note["passes"]) <= 14
+        for step, noted in by_step.items()
+        for note in noted
+        if step >= 5 and note["passes"]
+    )
+
+
+def test_a_newcomer_of_another_version_of_the_code_is_quarantined(
+    trainer: Callable[..., ElasticTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program_of_the_test.py"
+    program.write_text(PROGRAM)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    one = trainer(loop=importlib.import_module("program_of_the_test").loop)
+    one.submit()
+    has(one, 2)
+    one.resize(1)
+    has(one, 1)
+    with program.open("a") as file:
+        file.write("# changed\n")
+    one.resize(2)
+    until(
+        lambda: "has another version of the code" in one.progress().get("message", ""),
+        WAIT_S,
+        "it is said why the newcomer is in quarantine",
+    )
+    seen = len(loops.notes(tmp_path / "steps"))
+    until(lambda: len(loops.notes(tmp_path / "steps")) > seen + 5, WAIT_S, "the other trains on")
+    one.stop()
+    ended(one, tmp_path / "steps")
+
+
+def test_too_few_replicas_wait_and_say_so_and_without_survivors_each_rank_has_its_own_state_again(
+    trainer: Callable[..., ElasticTrainer], tmp_path: Path
+) -> None:
+    steps, hold = tmp_path / "steps", tmp_path / "steps.hold"
+    one = trainer(replicas=(2, 2), config={"overflows": 2}, every=100_000)
+    one.submit()
+    until(lambda: len(loops.notes(steps)) > 20, WAIT_S, "both make steps")
+    hold.touch()
+    before = newest(steps)["generation"]
+    os.kill(pid_of(steps, 1), signal.SIGKILL)
+    until(
+        lambda: "scaling.min_replicas" in one.progress().get("message", ""),
+        WAIT_S,
+        "it is said that it waits for more replicas",
+    )
+    hold.unlink()
+    until(lambda: newest(steps)["generation"] > before, WAIT_S, "both make steps again")
+    one.save()
+    own = tmp_path / "checkpoints"
+    until(lambda: list(own.glob("*.rank-00001*.json")), WAIT_S, "rank 1 has saved what is its own")
+    path = until(lambda: one.progress().get("checkpoint"), WAIT_S, "rank 0 has saved the rest")
+    saved = int(path.removesuffix(".pt").rpartition("-")[2])
+    until(lambda: newest(steps)["step"] >= saved + 4, WAIT_S, "steps are made after it")
+    generation = newest(steps)["generation"]
+    for pid in (pid_of(steps, 0), pid_of(steps, 1)):
+        os.kill(pid, signal.SIGKILL)
+    until(
+        lambda: newest(steps)["generation"] > generation and newest(steps)["step"] >= saved + 3,
+        WAIT_S,
+        "new replicas make the steps after the checkpoint again",
+    )
+    one.stop()
+    ended(one, steps)
+    assert one.result().skipped_steps == 1, "the step whose loss was no number"
+    noted = [note for note in loops.notes(steps) if note["step"] in range(saved, saved + 3)]
+    draws: dict[int, set[tuple[int, int, float]]] = defaultdict(set)
+    for note in noted:
+        draws[note["generation"]].add((note["step"], note["rank"], note["draw"]))
+    assert len(draws) == 2
+    assert len(set(map(frozenset, draws.values()))) == 1, "each rank has its own random numbers"
+
+
+def newest(steps: Path) -> dict[str, Any]:
+    """Return the last step of the newest generation."""
+    return max(loops.notes(steps), key=lambda one: (one["generation"], one["step"]))
+
+
+def pid_of(steps: Path, rank: int) -> int:
+    """Return the process of a rank of the newest generation."""
+    ranks = [one for one in loops.notes(steps) if one["rank"] == rank]
+    return int(max(ranks, key=lambda one: (one["generation"], one["step"]))["pid"])

@@ -1,0 +1,43 @@
+"""The entry point of an elastic job: ``python -m stoker_train.elastic.controller``, on the cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+import stoker
+from stoker.exceptions import ConflictError
+
+
+def main() -> int:
+    """Run the controller of the job that this process is the driver of; returns the exit status."""
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(name)s %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    job_id = os.environ.get("STOKER_JOB_ID", "")
+    if not job_id:
+        raise ConflictError(
+            "this is the program of an elastic job, and no job runs it\n"
+            "call stoker.train.ElasticTrainer(...).fit()"
+        )
+    from stoker_train.elastic.records import Records
+
+    stoker.init(log_to_driver=False)
+    try:
+        records = Records(job_id)
+        result = records.result()
+        if result is not None:  # an attempt before has said how it ended
+            return int(bool(result.error))
+        spec = records.spec()
+        from stoker_train.elastic.controller.driver import Controller, attempt_of_this_process
+
+        return int(not Controller(records, spec, attempt_of_this_process()).run())
+    finally:
+        stoker.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

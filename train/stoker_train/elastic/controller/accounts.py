@@ -1,0 +1,215 @@
+"""The accounts of a job: its ledger, its last values, what its resizes cost, and the result they make.
+
+The controller's thread adds; a thread of its own writes to the cluster's KV, so that no decision waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+from typing import TYPE_CHECKING, Any
+
+from stoker.exceptions import StokerError
+from stoker_train.elastic.core.ledger import Ledger, decode
+from stoker_train.elastic.options import ResizeCost, Result
+
+if TYPE_CHECKING:
+    from stoker_train.elastic.core.membership import Membership
+    from stoker_train.elastic.records import Records
+    from stoker_train.elastic.replica.reports import Paused, Progress
+    from stoker_wire.messages.elastic import ReportGenerationTurn
+
+__all__ = ("Accounts",)
+
+_log = logging.getLogger(__name__)
+_WRITE_S = 1.0
+_MAX_TURNS = 1000
+
+
+class Accounts:
+    """The state of a job's progress. ``generation`` is the newest one of which reports count."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._lock = threading.Lock()
+        self.ledger: Ledger = decode(records.ledger())
+        self.metrics: dict[str, Any] = dict(records.progress().get("metrics", {}))
+        self.checkpoint, self.skipped = "", 0
+        self.value = b""
+        self.resizes: dict[int, ResizeCost] = {}
+        self.generations = 0
+        self._form_began_s: float | None = None
+        self._form_took_s: float | None = None
+        """What the first generation took to form: all that is known of the next before one was."""
+        self.state: dict[str, Any] = {}
+        self._newest = 0
+        """The newest generation heard of: its rank 0 begins by what it has of those before."""
+        self._turns: list[ReportGenerationTurn] = []
+        self._unwritten: dict[str, bytes | None] = {}
+        self._wake = threading.Event()
+        self._ended = False
+        self._thread = threading.Thread(target=self._write_all, name="accounts", daemon=True)
+        self._thread.start()
+
+    def add(self, progress: Progress) -> bool:
+        """Add what rank 0 has done; False if it is of a generation before the newest heard of."""
+        with self._lock:
+            if progress.generation < self._newest:
+                return False
+            self._newest = progress.generation
+            self.ledger.extend(progress.entries)
+            for epoch, length in progress.lengths.items():
+                self.ledger.set_length(epoch, length)
+            self.metrics.update(progress.metrics)
+            self.skipped = max(self.skipped, progress.skipped)
+        self._wake.set()
+        return True
+
+    def void(self, step: int, generation: int) -> None:
+        """Void the entries of ``step`` and later; what older generations still say does not count."""
+        with self._lock:
+            self._newest = max(self._newest, generation)
+            self.ledger.truncate(step)
+        self._wake.set()
+
+    def paused(self, report: Paused) -> None:
+        """Note what a change of the membership has cost a survivor: the longest counts."""
+        known = self.resizes.get(report.generation)
+        if known is None or report.pause_s > known.pause_s:
+            self.resizes[report.generation] = ResizeCost(
+                report.kind,
+                report.generation,
+                max(report.before, known.before if known is not None else 0),
+                report.after,
+                report.pause_s,
+                report.step,
+            )
+
+    def costs(self) -> dict[str, float]:
+        """Return the median seconds of each kind of resize."""
+        kinds: dict[str, list[float]] = {}
+        for one in self.resizes.values():
+            kinds.setdefault(one.kind, []).append(one.pause_s)
+        return {kind: statistics.median(seconds) for kind, seconds in kinds.items()}
+
+    def forming(self, at_s: float) -> None:
+        """Note that replicas, which are ready, are told to form a generation."""
+        if self._form_began_s is None:
+            self._form_began_s = at_s
+
+    def formed(self, at_s: float) -> None:
+        """Note that a generation trains."""
+        if self._form_took_s is None and self._form_began_s is not None:
+            self._form_took_s = at_s - self._form_began_s
+
+    @property
+    def restart_s(self) -> float | None:
+        """The seconds that a change of replicas takes, as measured; None before any generation.
+
+        Before the first change it is what the first generation took to form: newcomers start while the
+        others train, so this is what those would wait for.
+        """
+        costs = self.costs()
+        known = costs.get("memory", costs.get("restore", costs.get("checkpoint")))
+        return self._form_took_s if known is None else known
+
+    def result(self, error: str, kind: str, *, finished: bool) -> Result:
+        """Close the accounts, and return what became of the job."""
+        with self._lock:
+            if finished:
+                self.ledger.finish()
+            problems = self.ledger.verify()
+            unknown = not problems and not self.ledger.next_step
+        if unknown:
+            problems = [
+                "no sample came from ctx.loader(): the ledger does not know which were used"
+            ]
+        return Result(
+            metrics=dict(self.metrics),
+            checkpoint=self.checkpoint,
+            generations=self.generations,
+            resizes=[self.resizes[n] for n in sorted(self.resizes)],
+            ledger_ok=None if unknown else not problems,
+            ledger_problems=problems,
+            steps=self.ledger.next_step,
+            skipped_steps=self.skipped,
+            error=error,
+            error_kind=kind,
+            job_id=self._records.job_id,
+            value=self._value(),
+            costs=self.costs(),
+        )
+
+    def say(self, membership: Membership | None, phase: str, text: str = "") -> None:
+        """Note how the job stands, for who follows it."""
+        members = membership.members if membership is not None else ()
+        self.state = {
+            "phase": phase,
+            "generation": membership.generation if membership is not None else 0,
+            "replicas": len(members),
+            "nodes": membership.nodes if membership is not None else {},
+            "message": text or self.state.get("message", ""),
+        }
+        self._wake.set()
+
+    def tell(self, turn: ReportGenerationTurn) -> None:
+        """Have a turn of the generations written into the job's story."""
+        with self._lock:
+            self._turns.append(turn)
+            del self._turns[:-_MAX_TURNS]
+        self._wake.set()
+
+    def close(self) -> None:
+        """Write what is left, and end the thread."""
+        self._ended = True
+        self._wake.set()
+        self._thread.join(timeout=30.0)
+
+    def _value(self) -> Any:
+        import cloudpickle
+
+        return cloudpickle.loads(self.value) if self.value else None
+
+    def _write_all(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            ended = self._ended
+            try:
+                self._write()
+            except StokerError as error:
+                _log.warning("the ledger was not written, and will be: %s", error)
+                self._wake.set()
+            if ended:
+                return
+            self._pause()
+
+    def _pause(self) -> None:
+        """Have changes of a moment written together."""
+        waits = threading.Event()
+        for _ in range(10):
+            if self._ended:
+                return
+            waits.wait(_WRITE_S / 10)
+
+    def _write(self) -> None:
+        with self._lock:
+            self._unwritten.update(self.ledger.changes())
+            changes = dict(self._unwritten)
+            values = {"metrics": dict(self.metrics), **self.state, "steps": self.ledger.next_step}
+            values["checkpoint"], values["costs"] = self.checkpoint, self.costs()
+        self._records.write_ledger(changes)
+        with self._lock:
+            self._unwritten = {
+                name: data
+                for name, data in self._unwritten.items()
+                if name not in changes or data != changes[name]
+            }
+            turns, self._turns = self._turns, []
+        self._records.write_progress(values)
+        for turn in turns:
+            try:
+                self._records.write_turn(turn)
+            except StokerError as error:
+                _log.warning("a turn is not in the job's story: %s", error)
