@@ -105,11 +105,13 @@ async def finish_job(app: GcsApp, req: Request) -> Job:
 
 
 async def report_slow_rank(app: GcsApp, req: Request) -> SlowRank:
+    await app.access.check_new(req.principal, job_id=req.path["job_id"])
     await app.nodes.get(req.body.node_id)
     return await app.jobs.report_slow_rank(req.path["job_id"], req.body)
 
 
 async def report_turn(app: GcsApp, req: Request) -> GenerationTurn:
+    await app.access.check_new(req.principal, job_id=req.path["job_id"])
     return await app.jobs.report_turn(req.path["job_id"], req.body)
 
 

@@ -39,7 +39,7 @@ class InBackward:
         self._ready: list[torch.Tensor] = []
         self._ready_nbytes = 0
         self._sums: torch.Tensor | None = None
-        self._within = False
+        self._within, self._task = False, -1
         params = [p for group in optimizer.param_groups for p in group["params"]]
         self._handles = [
             p.register_post_accumulate_grad_hook(self._on_gradient)
@@ -61,7 +61,11 @@ class InBackward:
             )
 
     def _on_gradient(self, p: torch.Tensor) -> None:
-        if not self._within:
+        task = torch._C._current_graph_task_id()
+        if (
+            not self._within or task != self._task
+        ):  # a pass that raised has ended without its callback
+            self._task, self._ready, self._ready_nbytes = task, [], 0
             self._within, self._sums = True, None
             # The engine runs it when the pass has ended, before backward() returns.
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)

@@ -685,7 +685,8 @@ def test_who_is_missing_or_there_twice_is_named(crew: Callable[[int], Crew]) -> 
     with pytest.raises(BadRequestError, match="has no rank 2"):
         stoker.get(one.run.remote(join, 2, 0, 1.0), timeout=WAIT_S)
     # What the rank that waited in vain had announced is gone: the same attempt can be made again.
-    stoker.get([one.run.remote(join, 0, 0, WAIT_S), other.run.remote(join, 1, 0, WAIT_S)])
+    both = [one.run.remote(join, 0, 0, WAIT_S), other.run.remote(join, 1, 0, WAIT_S)]
+    stoker.get(both, timeout=2 * WAIT_S)
     with pytest.raises(ConflictError, match="is in a group 'half' already"):
         stoker.get(one.run.remote(join, 0, 1, 1.0), timeout=WAIT_S)
     for wrong in ([], [one, one]):

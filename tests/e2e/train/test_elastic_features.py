@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 from collections import defaultdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +21,6 @@ from tests.services import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from stoker_train.elastic.policies import Actions, Metrics
 
@@ -42,7 +42,7 @@ class InTurn(Policy):
 
     def after_step(self, metrics: Metrics, actions: Actions) -> None:
         """Ask for the next thing."""
-        if self.stage == 0:
+        if self.stage == 0 and metrics.replicas == 2:
             actions.set_lr(0.5)
             actions.set_batch_size(32)
             self.stage = 1
@@ -278,10 +278,16 @@ def test_too_few_replicas_wait_and_say_so_and_without_survivors_each_rank_has_it
     )
     hold.unlink()
     until(lambda: newest(steps)["generation"] > before, WAIT_S, "both make steps again")
+    restored = until(lambda: one.progress().get("checkpoint"), WAIT_S, "what was restored is saved")
+
+    def another() -> str:
+        path = one.progress().get("checkpoint", "")
+        return "" if path == restored else path
+
     one.save()
-    own = tmp_path / "checkpoints"
-    until(lambda: list(own.glob("*.rank-00001*.json")), WAIT_S, "rank 1 has saved what is its own")
-    path = until(lambda: one.progress().get("checkpoint"), WAIT_S, "rank 0 has saved the rest")
+    path = until(another, WAIT_S, "rank 0 has saved")
+    own = f"{Path(path).stem}.rank-00001*.json"
+    until(lambda: list(Path(path).parent.glob(own)), WAIT_S, "rank 1 has saved what is its own")
     saved = int(path.removesuffix(".pt").rpartition("-")[2])
     until(lambda: newest(steps)["step"] >= saved + 4, WAIT_S, "steps are made after it")
     generation = newest(steps)["generation"]

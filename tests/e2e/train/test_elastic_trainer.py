@@ -132,7 +132,7 @@ def test_replicas_come_and_go_at_batch_boundaries_and_no_sample_is_lost(
             lambda: len({line.pid for line in loops.lines(seen)}) == count, WAIT_S, "all make steps"
         )
 
-    one = trainer(replicas=(1, 2), epochs=60, sample_s=0.004)
+    one = trainer(replicas=(1, 2), epochs=10_000, sample_s=0.004)
     one.submit()
     has(one, 2)
     processes(2)
@@ -150,14 +150,14 @@ def test_replicas_come_and_go_at_batch_boundaries_and_no_sample_is_lost(
     seen = loops.lines(tmp_path / "steps")
     assert {line.world for line in seen} == {1, 2}
     assert len({line.pid for line in seen}) == 3, "the survivor stays, in the process that it had"
-    assert [cost.kind for cost in result.resizes] == ["memory", "memory"]
+    assert {cost.kind for cost in result.resizes} == {"memory"} and len(result.resizes) >= 2
     assert sorted({line.step for line in seen}) == list(range(1, result.steps + 1))
 
 
 def test_survivors_of_a_killed_rank_0_go_on_from_their_last_commit(
     trainer: Callable[..., ElasticTrainer], tmp_path: Path
 ) -> None:
-    one = trainer(replicas=(1, 2), epochs=60, sample_s=0.004)
+    one = trainer(replicas=(1, 2), epochs=10_000, sample_s=0.004)
     one.submit()
     has(one, 2)
     steps = tmp_path / "steps"
@@ -183,7 +183,7 @@ def test_survivors_of_a_killed_rank_0_go_on_from_their_last_commit(
 def test_a_rank_that_hangs_is_ended_and_the_others_go_on(
     trainer: Callable[..., ElasticTrainer], tmp_path: Path
 ) -> None:
-    one = trainer(replicas=(1, 2), epochs=60, sample_s=0.004, options={"hang_s": 5.0})
+    one = trainer(replicas=(1, 2), epochs=10_000, sample_s=0.004, options={"hang_s": 5.0})
     one.submit()
     has(one, 2)
     steps = tmp_path / "steps"
@@ -200,18 +200,21 @@ def test_a_rank_that_hangs_is_ended_and_the_others_go_on(
 def test_a_checkpoint_restart_that_is_asked_for_begins_new_replicas_at_the_same_step(
     trainer: Callable[..., ElasticTrainer], tmp_path: Path
 ) -> None:
-    one = trainer(replicas=(1, 1), epochs=24, sample_s=0.004)
+    def processes() -> int:
+        return len({line.pid for line in loops.lines(tmp_path / "steps")})
+
+    one = trainer(replicas=(1, 1), epochs=10_000, sample_s=0.004)
     one.submit()
-    until(lambda: loops.lines(tmp_path / "steps"), WAIT_S, "the first replica makes steps")
+    until(lambda: processes() == 1, WAIT_S, "the first replica makes steps")
     one.restart()
+    until(lambda: processes() == 2, WAIT_S, "another replica makes steps")
+    one.stop()
     result = one.result(WAIT_S)
     assert not result.error
     assert result.ledger_ok, result.ledger_problems
     assert [cost.kind for cost in result.resizes] == ["checkpoint"]
-    seen = loops.lines(tmp_path / "steps")
-    steps = [line.step for line in seen]
-    assert steps == sorted(set(steps)) and steps[-1] == 168, "no step is made twice"
-    assert len({line.pid for line in seen}) == 2
+    steps = [line.step for line in loops.lines(tmp_path / "steps")]
+    assert steps == list(range(1, len(steps) + 1)), "no step is made twice"
 
 
 def test_an_error_of_the_loop_ends_the_job_with_its_rank(
@@ -261,12 +264,18 @@ def test_a_newcomer_that_cannot_start_is_quarantined_and_the_job_goes_on(
 def test_the_next_attempt_of_a_controller_that_died_goes_on_from_the_newest_checkpoint(
     trainer: Callable[..., ElasticTrainer], tmp_path: Path
 ) -> None:
-    one = trainer(replicas=(1, 1), epochs=12, sample_s=0.004)
+    one = trainer(replicas=(1, 1), epochs=10_000, sample_s=0.004)
     one.submit()
     until(lambda: one.progress().get("checkpoint"), WAIT_S, "a checkpoint is written")
+    first = {line.pid for line in loops.lines(tmp_path / "steps")}
     os.kill(client().get_job(one.job_id).pid, signal.SIGKILL)
+    until(
+        lambda: {line.pid for line in loops.lines(tmp_path / "steps")} - first,
+        WAIT_S,
+        "the replica of the next attempt makes steps",
+    )
+    one.stop()
     result = one.result(WAIT_S)
     assert not result.error
     assert result.ledger_ok, result.ledger_problems
-    assert result.steps == 84
     assert client().get_job(one.job_id).attempt == 2

@@ -96,7 +96,8 @@ def test_it_shrinks_grows_and_loses_a_rank(tmp_path: Path) -> None:
     result = trainer.result(timeout_s=WAIT_S)
     assert result.error == ""
     assert result.value["weight"] == result.value["steps"] > 0
-    assert result.value["seen"][:3] == [2, 1, 2]
+    seen = result.value["seen"]
+    assert seen[seen.index(2) :][:3] == [2, 1, 2]
     assert result.generations >= 4
 
 

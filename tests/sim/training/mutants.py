@@ -67,7 +67,7 @@ MUTANTS = (
         "the next generation does not wait for the members of the last one",
         "if self.s.pending is not None or self._in(Life.MEMBER):  # members of one that did not form",
         "if self.s.pending is not None:",
-        first=400,
+        first=1140,
     ),
     Mutant(
         "survivors go back to a commit that rank 0 has not",

@@ -82,6 +82,8 @@ class World:
         self.odd_node = (
             rng.choice(self.nodes) if rng.random() < 0.1 and len(self.nodes) > 2 else None
         )
+        self.write_s = 3.0 if seed % 4 == 0 else 0.05
+        """The longest that the gcs takes for a record."""
         if self.odd_node or self.bad_slot:
             self.limits = replace(self.limits, min_replicas=1)
         self.scheduler, self.faults = Scheduler(self, places), Faults(self)
@@ -310,7 +312,7 @@ class World:
             if attempt == self.attempt and self.state is not None:
                 self.step(answer(self.now_s, number))
 
-        self.later(self.random.uniform(0.0, 0.05), come)
+        self.later(self.random.uniform(0.0, self.write_s), come)
 
     def progress(self, replica: Replica, steps: Steps) -> None:
         """Add what rank 0 has done to the ledger, as the controller's accounts do."""
@@ -382,6 +384,13 @@ class World:
             return
         if any(one.stopped for one in ranks):
             return  # all wait for it
+        if any(one.void >= group.number for one in ranks):  # the controller has given it up
+            group.broken = True
+            for one in ranks:
+                self.later(
+                    self.random.uniform(0.0, 0.5), lambda one=one: self.see_broken(one, group)
+                )
+            return
         if group.number < self.newest_step_by:
             self.breaks(f"generation {group.number} trains after {self.newest_step_by}")
         self.newest_step_by = group.number

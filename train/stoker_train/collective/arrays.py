@@ -58,12 +58,15 @@ def check_writable(value: Any, field: str = "tensor") -> None:
 
 def write_back(value: Any, tensor: torch.Tensor) -> Any:
     """Have ``value`` hold what is in ``tensor``, made of it by :func:`as_tensor`; returns it."""
+    import numpy as np
     import torch
 
-    own = value if isinstance(value, torch.Tensor) else torch.from_numpy(value)
-    if own.data_ptr() != tensor.data_ptr() or own.stride() != tensor.stride():
+    if not isinstance(value, torch.Tensor):
+        if value.ctypes.data != tensor.data_ptr() or not value.flags.c_contiguous:
+            np.copyto(value, tensor.numpy())
+    elif value.data_ptr() != tensor.data_ptr() or value.stride() != tensor.stride():
         with torch.no_grad():
-            own.copy_(tensor)
+            value.copy_(tensor)
     return value
 
 

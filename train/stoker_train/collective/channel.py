@@ -98,12 +98,12 @@ class Channel:
         options = dist.BroadcastOptions()
         options.rootRank = root
         options.rootTensor = 0
-        self._do("broadcast", tensor, [tensor], options)
+        self._do("broadcast", tensor, [_raw(tensor)], options)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the members' tensors, stacked in order of rank."""
         gathered = tensor.new_empty((self.size, *tensor.shape))
-        self._do("_allgather_base", tensor, gathered.view(-1), tensor.view(-1))
+        self._do("_allgather_base", tensor, _raw(gathered), _raw(tensor))
         return gathered
 
     def reduce_scatter(self, tensor: torch.Tensor, op: ReduceOp) -> torch.Tensor:
@@ -156,6 +156,13 @@ class Channel:
             tensor.div_(self.size)
 
 
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor: what is only moved needs no type that gloo knows."""
+    import torch
+
+    return tensor.view(-1).view(torch.uint8)
+
+
 def combined(table: torch.Tensor, op: ReduceOp) -> torch.Tensor:
     """Return the combination of ``table`` along its first dimension: the same bits on all members."""
     if op is ReduceOp.MIN:
@@ -164,8 +171,12 @@ def combined(table: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         return table.amax(0)
     if op is ReduceOp.PRODUCT:
         return table.prod(0, dtype=table.dtype)
-    total = table.sum(0, dtype=table.dtype)
-    return total / table.shape[0] if op is ReduceOp.MEAN else total
+    if op is ReduceOp.MEAN:
+        import torch
+
+        wide = torch.promote_types(table.dtype, torch.float32)  # a sum of halves may overflow
+        return table.to(wide).mean(0).to(table.dtype)
+    return table.sum(0, dtype=table.dtype)
 
 
 def check_reducible(tensor: torch.Tensor, op: ReduceOp) -> None:

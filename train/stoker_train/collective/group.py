@@ -56,7 +56,10 @@ class Group(Communicator):
         store: Store,
         supervisor: Supervisor,
         options: Options,
+        attempt: int | str = 0,
     ) -> None:
+        self.attempt = attempt
+        """Which attempt to form a group of this name it came of."""
         self._store: Store | None = store
         self._supervisor = supervisor
         self._options = options

@@ -88,7 +88,8 @@ def init_group(
     try:
         get(refs, timeout=limit_s + _CALL_SLACK_S)
     except BaseException:
-        destroy_group(actors, name=name, wait=False)
+        for actor in actors:  # an older group of this name goes on
+            actor.__stoker_call__.remote(_leave_inside, name, token)
         raise
 
 
@@ -147,7 +148,7 @@ def join(
             f"group {name!r} did not form within {limit_s:g} s\na member came, and died: {text}"
         ) from None
     supervisor.start(group_id, members)
-    group = Group(name, rank, members, store, supervisor, options)
+    group = Group(name, rank, members, store, supervisor, options, attempt)
     try:
         group.connect()
         rendezvous.close(store)
@@ -199,8 +200,10 @@ def _join_inside(_instance: object, name: str, rank: int, size: int, options: An
     join(name, rank=rank, world_size=size, **options)
 
 
-def _leave_inside(_instance: object, name: str) -> None:
-    destroy_group(name=name)
+def _leave_inside(_instance: object, name: str, attempt: str | None = None) -> None:
+    found = _GROUPS.find(name)
+    if found is not None and attempt in (None, found.attempt):
+        destroy_group(name=name)
 
 
 __all__ = ("DEFAULT", "Backend", "destroy_group", "group", "init_group", "is_initialized", "join")

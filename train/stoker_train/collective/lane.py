@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from stoker.exceptions import BadRequestError
+from stoker.exceptions import BadRequestError, StokerError
 from stoker_train.collective import headers
 from stoker_train.collective.channel import Channel, TransportError
 from stoker_train.collective.errors import CollectiveError, Failure, MismatchError
@@ -263,6 +263,11 @@ class Lane:
             # The frames of its traceback would keep the channel, and so its connections, alive.
             traceback.clear_frames(error.__traceback__)
             handle.finish(error=error)
+            if not isinstance(error, StokerError):
+                # The others may be inside the exchange: nothing that is sent from here on would fit.
+                self.broken = f"{type(error).__name__}: {error}"
+                self._listener.lost(self, self.broken)
+                return
         self.current = None
 
     def _execute(self, operation: Operation) -> Any:

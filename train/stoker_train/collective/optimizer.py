@@ -190,6 +190,7 @@ class DistributedOptimizer(Optimizer):
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         with self._lock:
+            self._synchronized = False  # whatever was exchanged: this gradient is not yet
             passes = self._passes[parameter] = self._passes.get(parameter, 0) + 1
             if passes > self.backward_passes_per_step:
                 raise BadRequestError(

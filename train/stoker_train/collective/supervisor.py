@@ -220,7 +220,10 @@ class Supervisor:
 
     def _on_key(self, change: KvChange) -> None:
         what = change.key.removeprefix(self._prefix)
-        if change.deleted or change.value is None:
+        if change.deleted:
+            return
+        if change.value is None:  # more than a watch carries
+            self._runtime.io.background.spawn(self._read(change.key), name="collective key")
             return
         if what == "abort":
             self.fail(msgspec.msgpack.decode(change.value, type=Failure), tell=False)
@@ -232,6 +235,15 @@ class Supervisor:
         elif what.startswith("left/"):
             status = msgspec.msgpack.decode(change.value, type=Status)
             self._left[status.rank] = status
+
+    async def _read(self, key: str) -> None:
+        """Read a key whose value did not fit into its change."""
+        body = KvGet(keys=(key,), wait_s=0.0)
+        gcs = self._runtime.clients.gcs
+        found = await gcs.call("POST", self._path, body, reply=KvReply, timeout_s=_CALL_S)
+        for one in found.items:
+            change = KvChange(namespace="", key=one.key, value=one.value)
+            self._post(functools.partial(self._on_key, change))
 
     # -- who is where ----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ in the job's own namespace, below ``train/{job_id}/``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,15 +159,13 @@ class Records:
         number = kv.add(f"{self._prefix}asked", namespace=self.namespace)
         self._put(f"ask/{number:08d}", json.dumps({"what": what, **values}).encode())
 
-    def take_asks(self) -> list[dict[str, Any]]:
-        """Return what was asked for, in order, and remove it."""
-        asks = []
+    def take_asks(self) -> Iterator[dict[str, Any]]:
+        """Yield what was asked for, in order, and remove each then."""
         for key in kv.keys(f"{self._prefix}ask/", namespace=self.namespace):
             data = kv.get(key, namespace=self.namespace)
-            kv.delete(key, namespace=self.namespace)
             if data is not None:
-                asks.append(dict(json.loads(data)))
-        return asks
+                yield dict(json.loads(data))
+            kv.delete(key, namespace=self.namespace)
 
     def watch_asks(self) -> kv.Watch:
         """Return the changes of what is asked for."""

@@ -204,7 +204,7 @@ class Run:
             self._failures.all += event.failures
         elif isinstance(event, Succeeded):
             member.succeeded_in = event.number
-            if event.number == self._set.number and not self._unfinished():
+            if not self._unfinished():
                 self._exit_code = 0
         elif isinstance(event, Ended):
             member.ended = True
@@ -241,9 +241,8 @@ class Run:
     # -- sets of members ---------------------------------------------------------------------------
 
     def _unfinished(self) -> set[str]:
-        """Return the members of the present set that have not succeeded in it."""
-        number = self._set.number
-        done = {one.name for one in self._members.values() if one.succeeded_in == number}
+        """Return the members of the present set that have not succeeded, in it or before: none runs again."""
+        done = {one.name for one in self._members.values() if one.succeeded_in}
         return set(self._set.members) - done
 
     def _judge(self) -> None:

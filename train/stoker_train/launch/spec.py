@@ -7,7 +7,7 @@ import msgspec
 RENDEZVOUS = "rendezvous"
 STORE = "torchrun"
 """What the keys of rendezvous and their stores begin with; the run id follows."""
-KEPT_S = 86_400.0
+KEPT_S = 30 * 86_400.0
 """After their last change the keys of a run are gone: no process of it can remove them for certain."""
 
 

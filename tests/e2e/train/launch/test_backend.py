@@ -197,7 +197,11 @@ def test_torchrun_itself_forms_a_group_of_two_agents(cluster: LocalCluster, tmp_
         )
         for _ in range(2)
     ]
-    said = [one.communicate(timeout=3 * WAIT_S)[0] for one in agents]
+    try:
+        said = [one.communicate(timeout=3 * WAIT_S)[0] for one in agents]
+    finally:
+        for one in agents:
+            one.kill()
     assert [one.returncode for one in agents] == [0, 0], said
     for text in said:
         assert "sum 3.0 run r1" in text, said

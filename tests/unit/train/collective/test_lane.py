@@ -15,6 +15,7 @@ from stoker_train.collective.channel import TransportError
 from stoker_train.collective.errors import CollectiveError, Failure, MemberLostError, MismatchError
 from stoker_train.collective.headers import Call
 from stoker_train.collective.lane import Inline, Lane, Peers
+from tests.services import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,16 +84,15 @@ def test_operations_run_in_order_and_each_has_its_result(made: Made) -> None:
     assert (made.lane.sequence, made.lane.current) == (50, None)
 
 
-def test_an_error_of_an_operation_is_its_callers_and_the_next_one_runs(made: Made) -> None:
+def test_an_error_of_an_operation_is_its_callers_and_the_group_is_over(made: Made) -> None:
     def fail(_: Any) -> None:
         raise KeyError("mine")
 
     failed = made.lane.submit(Call("op"), fail)
-    fine = made.lane.submit(Call("op"), lambda _: 1)
     with pytest.raises(KeyError, match="mine"):
         failed.wait(WAIT_S)
-    assert fine.wait(WAIT_S) == 1
-    assert made.listener.said == []
+    until(lambda: made.listener.said, WAIT_S, "the group is told")
+    assert "KeyError" in made.lane.broken
 
 
 def test_what_does_not_match_is_not_exchanged(made: Made) -> None:
@@ -186,7 +186,10 @@ def test_an_error_that_is_kept_does_not_keep_the_connections(*, unlike: bool) ->
     handle = lane.submit(Call("op"), fail)
     with pytest.raises(MismatchError if unlike else KeyError) as kept:
         handle.wait(WAIT_S)
-    lane.close()
+    if unlike:
+        lane.close()
+    else:  # as the supervisor does with a lane that is broken
+        lane.fail(Failure(code="collective_failed", text="broken"))
     lane.join(WAIT_S)
     assert kept.value is not None
     assert alive[0]() is None

@@ -6,8 +6,10 @@ The controller's thread adds; a thread of its own writes to the cluster's KV, so
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import StokerError
@@ -24,6 +26,8 @@ __all__ = ("Accounts",)
 
 _log = logging.getLogger(__name__)
 _WRITE_S = 1.0
+_CLOSE_S = 30.0
+_MAX_VALUE_NBYTES = 8 << 20
 _MAX_TURNS = 1000
 
 
@@ -48,7 +52,7 @@ class Accounts:
         self._turns: list[ReportGenerationTurn] = []
         self._unwritten: dict[str, bytes | None] = {}
         self._wake = threading.Event()
-        self._ended = False
+        self._ended, self._until_s = False, math.inf
         self._thread = threading.Thread(target=self._write_all, name="accounts", daemon=True)
         self._thread.start()
 
@@ -77,7 +81,7 @@ class Accounts:
         """Note what a change of the membership has cost a survivor: the longest counts."""
         known = self.resizes.get(report.generation)
         if known is None or report.pause_s > known.pause_s:
-            self.resizes[report.generation] = ResizeCost(
+            cost = ResizeCost(
                 report.kind,
                 report.generation,
                 max(report.before, known.before if known is not None else 0),
@@ -85,6 +89,12 @@ class Accounts:
                 report.pause_s,
                 report.step,
             )
+            self.add_resize(cost)
+
+    def add_resize(self, cost: ResizeCost) -> None:
+        """Note what a change of the membership has cost."""
+        with self._lock:
+            self.resizes = {**self.resizes, cost.generation: cost}
 
     def costs(self) -> dict[str, float]:
         """Return the median seconds of each kind of resize."""
@@ -162,14 +172,22 @@ class Accounts:
 
     def close(self) -> None:
         """Write what is left, and end the thread."""
+        self._until_s = time.monotonic() + _CLOSE_S
         self._ended = True
         self._wake.set()
-        self._thread.join(timeout=30.0)
+        self._thread.join(timeout=_CLOSE_S + 1.0)
 
     def _value(self) -> Any:
         import cloudpickle
 
-        return cloudpickle.loads(self.value) if self.value else None
+        if len(self.value) > _MAX_VALUE_NBYTES:
+            _log.warning("what the loop returned is too large to be kept: save it in a file")
+            return None
+        try:
+            return cloudpickle.loads(self.value) if self.value else None
+        except Exception as error:  # a CUDA tensor here, where no GPU may be
+            _log.warning("what the loop returned cannot be read here: %s", error)
+            return None
 
     def _write_all(self) -> None:
         while True:
@@ -178,10 +196,11 @@ class Accounts:
             ended = self._ended
             try:
                 self._write()
-            except StokerError as error:
+            except Exception as error:  # whatever it is: without this thread nothing is kept
                 _log.warning("the ledger was not written, and will be: %s", error)
                 self._wake.set()
-            if ended:
+                ended = False
+            if ended or time.monotonic() > self._until_s:
                 return
             self._pause()
 

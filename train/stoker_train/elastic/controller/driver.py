@@ -13,6 +13,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -23,7 +24,7 @@ from stoker.runtime import current
 from stoker.train.elastic import Session, join
 from stoker_train.elastic.controller.accounts import Accounts
 from stoker_train.elastic.controller.decisions import Decisions
-from stoker_train.elastic.controller.offers import Offers
+from stoker_train.elastic.controller.offers import Offers, slots_of
 from stoker_train.elastic.controller.replicas import Replicas
 from stoker_train.elastic.core import events as ev
 from stoker_train.elastic.core.machine import begin, step
@@ -45,6 +46,9 @@ _log = logging.getLogger("stoker.train.controller")
 _MAX_EVENTS = 100_000
 _TICK_S = 0.2
 _HINT_S = 1.0
+_STOPPED_S = 2.0
+_PERSIST_S = 300.0
+"""A gcs that is away for so long ends the attempt."""
 _WORKERS_PER_ATTEMPT = 1_000_000
 
 
@@ -87,6 +91,7 @@ class Controller:
         self._end: ev.End | None = None
         self._stopped = False
         self._hinted_s = self._ticked_s = 0.0
+        self._looked_s = time.monotonic()
         self._drained: tuple[float, int, int] | None = None
         self._failure: StokerError | None = None
 
@@ -124,11 +129,17 @@ class Controller:
             self._watches = False
             self.offers.stop()
             self.replicas.kill_all()
-            try:
-                session.close()
-            except StokerError as error:
-                _log.info("the session had ended: %s", error)
+            if not self._is_past:  # the replicas of a later attempt are not ours to release
+                try:
+                    session.close()
+                except StokerError as error:
+                    _log.info("the session had ended: %s", error)
             asks.join(timeout=10.0)
+
+    @property
+    def _is_past(self) -> bool:
+        """Whether another controller has taken this job over."""
+        return self._end is not None and self._end.kind == "fenced"
 
     def _next(self) -> Any:
         try:
@@ -202,7 +213,9 @@ class Controller:
                 for worker in command.workers:
                     self.replicas.interrupt(worker, command.generation)
             case ev.Accept():
-                self.offers.accept(command.number)
+                if not _persistently(lambda: self.offers.accept(command.number)):
+                    held = slots_of(self.session.state.replicas)
+                    self._queue.put(ev.Granted(0.0, held))
             case ev.Void():
                 self.accounts.void(command.step, command.generation)
             case ev.Turn():
@@ -215,7 +228,8 @@ class Controller:
 
     def _write(self, command: ev.WriteMembership) -> None:
         generation = command.membership.generation
-        if self.records.write_membership(command.membership, command.after):
+        membership, after = command.membership, command.after
+        if _persistently(lambda: self.records.write_membership(membership, after)):
             self.accounts.generations = generation
             self._queue.put(ev.Wrote(0.0, generation))
         else:
@@ -241,7 +255,7 @@ class Controller:
         if turn.after == Phase.RUNNING and self._drained is not None:
             began_s, _, before = self._drained
             self._drained = None
-            self.accounts.resizes[turn.generation] = ResizeCost(
+            cost = ResizeCost(
                 "checkpoint",
                 turn.generation,
                 before,
@@ -249,6 +263,7 @@ class Controller:
                 time.monotonic() - began_s,
                 self.accounts.ledger.next_step,
             )
+            self.accounts.add_resize(cost)
 
     # What replicas tell.
 
@@ -369,6 +384,11 @@ class Controller:
 
     def _look(self) -> None:
         now_s = time.monotonic()
+        if (
+            now_s - self._looked_s > _STOPPED_S
+        ):  # this process was stopped: others had no chance to be heard
+            self.replicas.excuse(now_s)
+        self._looked_s = now_s
         if now_s - self._ticked_s > _TICK_S:  # reports come all the time: the clock's turn is kept
             self._ticked_s = now_s
             self._step(ev.Tick(now_s))
@@ -413,6 +433,9 @@ class Controller:
                 self.accounts.value = report.value
         well = not end.error
         result = self.accounts.result(end.error, end.kind, finished=well and not self._stopped)
+        if self._is_past:
+            _log.error("%s", end.error)
+            return False
         self.accounts.say(self.state.membership, str(self.state.phase), end.error)
         self.accounts.close()
         self.records.write_result(result)
@@ -428,6 +451,19 @@ class Controller:
             priors.store(kv, self.spec.code_hash, self.decisions.measured())
         except StokerError as error:
             _log.info("what was measured is not kept: %s", error)
+
+
+def _persistently(call: Callable[[], bool]) -> bool:
+    """Return what ``call`` does, once the gcs answers; what it raised after ``_PERSIST_S`` seconds."""
+    until_s = time.monotonic() + _PERSIST_S
+    while True:
+        try:
+            return call()
+        except StokerError as error:
+            if not error.retryable or time.monotonic() > until_s:
+                raise
+            _log.warning("it is tried again: %s", error)
+            time.sleep(_TICK_S)
 
 
 def _prior(spec: Spec) -> priors.Prior | None:

@@ -48,14 +48,16 @@ class Offers:
     def accept(self, number: int) -> bool:
         """Accept an offer; False if it is void by now."""
         with self._lock:
-            offer = self._open.pop(number, None)
+            offer = self._open.get(number)
             if offer is None:
                 return False
             try:
                 self._session.accept(Generation(number, offer.replicas, {}))
             except ConflictError as error:
+                del self._open[number]
                 _log.info("offer %d is void: %s", number, error)
                 return False
+            del self._open[number]
             self._accepted = offer.replicas
             return True
 
@@ -75,6 +77,9 @@ class Offers:
     def _tell(self, state: ElasticState) -> None:
         now_s, wall_s = time.monotonic(), time.time()
         with self._lock:
+            state = (
+                self._session.state
+            )  # an answer to an offer may have changed it since it was read
             offer = state.offer
             if offer is None and self._told in self._open:
                 del self._open[self._told]

@@ -17,6 +17,9 @@ from stoker_train.elastic.core.membership import (
     Membership,
     Resize,
     Restore,
+    SetBatch,
+    SetLr,
+    SetSync,
     Slot,
     Stop,
     Suspend,
@@ -251,6 +254,10 @@ class _Turn(Turn):
             if self.s.returned:  # the others have ended, or see for themselves that a rank is gone
                 self._end_if_all_returned()
                 return
+            if worker.life is Life.READY and self.s.phase is Phase.DRAINING and not self.s.written:
+                self.s.pending = None  # nobody was told of the generation that it was to be in
+                self.go(Phase.RUNNING, "a newcomer was lost")
+                return
             self.do(ev.Say(f"rank {rank} on {worker.slot.node_id} is lost: {why}"))
             self._lose(f"rank {rank} is lost: {why.partition(chr(10))[0]}")
 
@@ -266,6 +273,11 @@ class _Turn(Turn):
         self.s.pending, self.s.written, self.s.formed = None, False, frozenset()
         self.s.suspending = False
         has_state = any(w.has_state for w in self.s.workers.values())
+        if self.s.phase is Phase.FORMING:
+            self.s.false_starts += 1
+            if self.s.false_starts > self.s.limits.max_breaks:
+                self.fail(f"no generation could begin\n{self.s.why_broken or why}", "broken")
+                return
         if self.s.phase is Phase.RESTORING or (self.s.phase is Phase.FORMING and not has_state):
             self.s.since_s = self.at_s
         else:
@@ -278,20 +290,6 @@ class _Turn(Turn):
             return
         rank = worker.last_rank if worker.last_rank >= 0 else 0
         self.fail(f"rank {rank} on {worker.slot.node_id} raised\n{event.why}", "loop")
-
-    def _start_failed(self, worker: Worker, why: str) -> None:
-        count = self.s.failures.get(worker.slot, (0, 0.0, ""))[0] + 1
-        self.s.failures[worker.slot] = (count, self.at_s, why)
-        if count >= self.s.limits.max_start_failures:
-            self._quarantine(worker.slot, why)
-
-    def _quarantine(self, slot: Slot, why: str) -> None:
-        self.s.quarantined[slot] = why
-        where = f"{slot.group_id}/{slot.bundle} on {slot.node_id}"
-        self.do(ev.Say(f"{where} is quarantined: {why}"))
-        usable = [one for one in self.s.slots if one not in self.s.quarantined]
-        if not usable and not self.s.has_trained and not self._any_alive():
-            self.fail(f"no replica could start\n{why}", "start")
 
     def _returned(self, worker: Worker, event: ev.Returned) -> None:
         if worker.life is not Life.MEMBER:
@@ -334,8 +332,6 @@ class _Turn(Turn):
     def _asked(self, action: Action) -> None:
         if isinstance(action, Stop):
             self.s.stopping = action.reason
-        elif isinstance(action, Suspend):
-            self.s.suspending = True
         kind = type(action)
         kept = tuple(one for one in self.s.asked if type(one) is not kind)
         self.s.asked = (*kept, action)
@@ -360,9 +356,7 @@ class _Turn(Turn):
                 self._restore()
             case _:
                 pass
-        if self.s.phase is Phase.FORMING and self.s.pending is not None:
-            self._resized()
-        if self.s.phase is Phase.RESTORING and self.s.pending is not None:
+        if self.s.phase in (Phase.FORMING, Phase.RESTORING):
             self._resized()
 
     @property
@@ -474,6 +468,9 @@ class _Turn(Turn):
                 return
             present = tuple(one.number for one in self._in(Life.MEMBER))
             self._send(action, present)
+            if isinstance(action, SetBatch | SetLr | SetSync):
+                kept = tuple(one for one in self.s.decided if type(one) is not type(action))
+                self.s.decided = (*kept, action)
         self.s.asked = ()
         members = self._in(Life.MEMBER)
         if self.s.returned or self.s.stopping is not None:
@@ -546,7 +543,7 @@ class _Turn(Turn):
         if any(member.incarnation not in self.s.formed for member in pending.members):
             return
         self.s.membership, self.s.pending, self.s.written = pending, None, False
-        self.s.has_trained = True
+        self.s.has_trained, self.s.false_starts = True, 0
         for number, worker in list(self.s.workers.items()):
             outside = pending.rank_of(number) is None
             if worker.life is Life.LEFT or (worker.life in (Life.MEMBER, Life.BROKEN) and outside):
@@ -557,6 +554,9 @@ class _Turn(Turn):
             self.s.offer.slots
         ):
             self._accept()
+        if self.s.pending_restore.step is not None or self.s.pending_restore.durable:
+            # Of before the state with which it begins, perhaps: asked again, it is as it was decided.
+            self.s.asked = (*self.s.decided, *self.s.asked)
         if self.s.stopping is not None:
             self.s.asked = (Stop(self.s.stopping),)
         self._run()
@@ -577,12 +577,10 @@ class _Turn(Turn):
             self.s.said_waiting = False
             self._launch()
             return
-        if len(survivors) >= self.s.limits.min_replicas:
-            newcomers = self._in(Life.READY)
-        else:
-            newcomers = self._in(Life.READY)
-            if not self._may_begin([*survivors, *newcomers]):
-                return
+        newcomers = self._in(Life.READY)
+        few = len(survivors) < self.s.limits.min_replicas and self.s.stopping is None
+        if few and not self._may_begin([*survivors, *newcomers]):
+            return
         step_ = max(max(one.committed, default=-1) for one in survivors)
         self.s.breaks = self.s.breaks + 1 if step_ == self.s.broke_at else 1
         self.s.broke_at = step_

@@ -34,6 +34,7 @@ TRANSITIONS: Mapping[Phase, frozenset[Phase]] = {
     Phase.DRAINING: frozenset(
         {
             Phase.RESIZING,
+            Phase.RUNNING,
             Phase.RESTORING,
             Phase.FORMING,
             Phase.FINISHED,
@@ -141,6 +142,10 @@ class State:
     said_waiting: bool = False
     local: int | None = None
     """The most samples of a pass, once memory ran out with more."""
+    decided: tuple[Action, ...] = ()
+    """The newest of each kind of decision that was sent: it holds also where the training goes back."""
+    false_starts: int = 0
+    """How many generations in turn could not begin, while none trains."""
     breaks: int = 0
     """How often the group broke since the last commit that was not gone back to before."""
     broke_at: int = -1

@@ -138,7 +138,8 @@ class NoiseMeter:
             return
         if exchange.local_square is None:  # a step that stayed local has no gradient of all
             return
-        row.big_square, row.big_size = float(big_square), self._batch
+        row.big_square = float(big_square)
+        row.big_size = self._batch * exchange.summed_share
         if self._size > 0:
             weight = self._size / self._batch
             row.small_square = float(exchange.local_square) / weight**2

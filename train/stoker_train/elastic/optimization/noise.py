@@ -57,7 +57,9 @@ class NoiseScale:
                 self._noise.update(small, big, small_batch=small_batch, big_batch=big_batch)
             )
         if table.batch > 0:
-            self._ada.tau += self.gain_at(table.batch)
+            # Where ranks are rarely in touch a table stands for all the steps since the last one.
+            steps = max(1.0, float(table.column("size").sum()) / table.batch)
+            self._ada.tau += steps * self.gain_at(table.batch)
         return counted
 
     def gain_at(self, batch: float) -> float:

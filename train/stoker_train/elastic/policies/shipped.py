@@ -172,13 +172,14 @@ class EvenOut(Policy):
         self._known: tuple[tuple[int, ...], tuple[str, ...], int] = ((), (), 0)
 
     def after_step(self, metrics: Metrics, actions: Actions) -> None:
-        """Act on ranks and nodes that were not slow before."""
+        """Act where other ranks or nodes are slow than before: those that were have their part again."""
         seen = (metrics.slow_ranks, metrics.slow_nodes, metrics.replicas)
         if seen == self._known:
             return
+        was_slow = any(self._known[:2])
         self._known = seen
         if metrics.slow_nodes and self.strategy is not None and metrics.sync == "all_reduce":
             actions.set_sync(self.strategy, f"slow nodes: {', '.join(metrics.slow_nodes)}")
-        elif (metrics.slow_ranks or metrics.slow_nodes) and metrics.suggested_shares:
+        elif (was_slow or any(seen[:2])) and metrics.suggested_shares:
             slow = ", ".join(map(str, (*metrics.slow_ranks, *metrics.slow_nodes)))
             actions.set_shares(metrics.suggested_shares, f"slow: {slow}")

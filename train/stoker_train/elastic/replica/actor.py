@@ -155,7 +155,7 @@ class Replica:
     def _report_end(self, error: BaseException, stage: _Stage) -> None:
         context = stage.context
         joined = context is not None and context.generation > 0
-        if _is_out_of_memory(error) and context is not None:
+        if context is not None and _is_out_of_memory(error):
             local = context._settings.local
             self._link.report(
                 OutOfMemory(self._link.worker, context.generation, local), urgent=True

@@ -15,7 +15,7 @@ import torch
 
 import stoker.train
 from stoker.exceptions import ConflictError
-from stoker_train.elastic.core.membership import Order, Resize, Stop, Suspend
+from stoker_train.elastic.core.membership import Commit, Order, Resize, Stop, Suspend
 from stoker_train.elastic.core.membership import SetSync as SetSyncOrder
 from stoker_train.elastic.data.cursor import Cursor
 from stoker_train.elastic.data.loader import ElasticLoader, MicroBatch, StepPlan
@@ -288,6 +288,7 @@ class Context:
     def _end_step(self, passes: int) -> bool:
         steps = self._own()
         try:
+            self._engine.check_lives()
             taken = steps.end(passes)
             epoch_ends = self._cursor.first >= steps.length
             if epoch_ends:
@@ -310,17 +311,23 @@ class Context:
             self._apply(order)
 
     def _apply(self, order: Order) -> None:
+        _log.info("order %d at step %d: %s", order.number, self._cursor.step, order.kind)
+        try:
+            self._do(order)
+        except Exception as error:
+            self._recover(error)
+
+    def _do(self, order: Order) -> None:
         action, steps = order.action, self._steps
         if isinstance(action, Resize):
             self._send_progress(urgent=True)
-            try:
-                self._engine.resize(order)
-            except Exception as error:
-                self._recover(error)
+            self._engine.resize(order)
         elif isinstance(action, Suspend):
             self._send_progress(urgent=True)
             self._engine.suspend()
         elif isinstance(action, Stop):
+            if steps is not None:
+                steps.settle()
             self.stopped = True
             self._engine.save(wait=True)
             if self._loader is None:
@@ -328,21 +335,17 @@ class Context:
             self._cursor.begin_epoch(self._cursor.epoch + 1)
         elif isinstance(action, SetSyncOrder):
             if steps is not None:
-                try:
-                    steps.settle()
-                except Exception as error:
-                    self._recover(error)
-                    return
+                steps.settle()
                 steps.close()
                 self._strategy.switch(action)
                 steps.open()
-        elif type(action).__name__ == "Commit":
+        elif isinstance(action, Commit):
             if steps is not None and self._engine.state is not None:
+                steps.settle()
                 self._engine.state.commit(self._cursor.step)
                 self._engine.save()
         else:
             self._settings.apply(action)
-        _log.info("order %d at step %d: %s", order.number, self._cursor.step, order.kind)
 
     def _limit_local(self, local: int) -> None:
         self._settings.local = min(self._settings.local, local)
@@ -401,6 +404,7 @@ class Context:
         """Apply what the controller has ordered; True if the membership has changed. A collective."""
         generation = self.generation
         try:
+            self._engine.check_lives()
             self._engine.boundary()
             self._apply_orders()
         except Exception as error:

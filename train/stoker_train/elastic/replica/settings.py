@@ -33,6 +33,8 @@ class Settings:
         self.batch, self.local = batch, local
         self.lr_factor = 1.0
         self.weights: tuple[float, ...] = ()
+        self.schedule_credit = 0.0
+        """What steps were worth to the learning rate's schedule, beyond the steps that it has made."""
         self.skipped = 0
         """Steps that were not finite."""
 

@@ -62,6 +62,8 @@ class Steps:
         self.meter = NoiseMeter(optimizer, every=None)
         self.clock = StepClock(engine.device)
         self.params = [one for group in optimizer.param_groups for one in group["params"]]
+        self._in_touch = True
+        """Whether all ranks have met in the step that was made last."""
         self.share: Callable[[], None] = lambda: None
         """Has all ranks know what rank 0 alone keeps. A collective."""
         self.exchange: GradientExchange | None = None
@@ -75,7 +77,6 @@ class Steps:
         self._loss: torch.Tensor | float = 0.0
         self._samples = 0.0
         self._began = time.monotonic()
-        self._elapsed_before = 0.0
         self._committed = 0
         """The step of the last commit, or of the group's beginning: the same on all ranks."""
         self.measures_links = False
@@ -164,13 +165,14 @@ class Steps:
         plan, exchange, strategy = self.plan, self.exchange, self.kind.strategy
         assert plan is not None and exchange is not None
         step = self.cursor.step
+        self._in_touch = strategy.communicates(step)
         self.engine.waits(lambda: strategy.before_optimizer(exchange, self.params))
         self.clock.mark("exchange")
         norm = _total_norm(self.params)
         self.meter.before_optimizer(norm)
         taken = math.isfinite(float(norm))
         if taken:
-            self._update(plan.count, norm)
+            self._update(norm)
         else:
             self.settings.skipped += 1
         self.engine.waits(
@@ -179,19 +181,18 @@ class Steps:
         self.optimizer.zero_grad(set_to_none=True)
         row = self._row(plan, passes, taken)
         self.meter.end(row)
-        if strategy.communicates(step):
+        if self._in_touch:
             self._agree(row)
         self._count(plan)
         return taken
 
-    def _update(self, batch: int, norm: torch.Tensor) -> None:
+    def _update(self, norm: torch.Tensor) -> None:
         if self.max_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self.params, self.max_norm, norm)
+        # Of a whole step: the last one of an epoch is no other batch.
+        size, gain = self.settings.batch, 1.0
         factor = self.settings.lr_factor
-        if batch != self.scaling.base_batch:
-            size = (
-                self.settings.batch
-            )  # of a whole step: the last one of an epoch is no other batch
+        if size != self.scaling.base_batch:
             gain = self.noise.gain_at(size)
             factor *= lr_factor(self.scaling.lr, size, self.scaling.base_batch, gain)
         rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -202,17 +203,15 @@ class Steps:
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         if self.scheduler is not None:
-            self._schedule()
+            self._schedule(gain)
 
     lr = 0.0
 
-    def _schedule(self) -> None:
+    def _schedule(self, gain: float) -> None:
         """Move the schedule: a step of its own, or as many as AdaScale says that this one is worth."""
-        if self.scaling.lr != "adascale" or self.settings.batch == self.scaling.base_batch:
-            self.scheduler.step()
-            return
-        before, gain = self.noise.tau, self.noise.gain_at(self.settings.batch)
-        for _ in range(int(before + gain) - int(before)):
+        self.settings.schedule_credit += gain if self.scaling.lr == "adascale" else 1.0
+        while self.settings.schedule_credit >= 1.0:
+            self.settings.schedule_credit -= 1.0
             self.scheduler.step()
 
     def _row(self, plan: StepPlan, passes: int, taken: bool) -> StepRow:
@@ -274,7 +273,8 @@ class Steps:
         )
         self.tail.add(entry)
         self.tail.lengths[cursor.epoch] = self.length
-        self.entries.append(entry)
+        if self.engine.rank == 0:
+            self.entries.append(entry)
         cursor.advance(plan.count)
 
     # Commits.
@@ -288,7 +288,7 @@ class Steps:
         durable = self._has_passed(self.checkpoint.every)
         if not (epoch_ends or durable or self._has_passed(self.checkpoint.commit_every)):
             return
-        if not (epoch_ends or self.kind.strategy.communicates(step - 1)):
+        if not (epoch_ends or self._in_touch):
             return
         self.settle()
         state = self.engine.state

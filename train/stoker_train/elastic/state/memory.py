@@ -7,6 +7,7 @@ the state over their process group.
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 import os
@@ -31,6 +32,17 @@ class Place:
     inode: int
     file_nbytes: int
     offset: int
+    boot_id: str = ""
+    """The machine, as long as it is up: another one may have a process and a file of these numbers, too."""
+
+
+@functools.cache
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 class Segment:
@@ -48,7 +60,7 @@ class Segment:
 
     def place(self, offset: int) -> Place:
         """Return the place at ``offset``."""
-        return Place(os.getpid(), self.fd, self.inode, self.nbytes, offset)
+        return Place(os.getpid(), self.fd, self.inode, self.nbytes, offset, _boot_id())
 
 
 @dataclass(slots=True)
@@ -93,6 +105,8 @@ class Mapped:
 
     def tensor(self, place: Place, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
         """Return the tensor at a place of another process. OSError if this process cannot reach it."""
+        if place.boot_id != _boot_id():
+            raise FileNotFoundError(f"process {place.pid} is on another machine")
         key = place.pid, place.fd
         if key not in self._files:
             fd = os.open(f"/proc/{place.pid}/fd/{place.fd}", os.O_RDWR | os.O_CLOEXEC)

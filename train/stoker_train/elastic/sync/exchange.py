@@ -106,7 +106,7 @@ class GradientExchange:
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"share is {share}: it must be from 0 to 1, this rank's part of M")
         self.share, self._gradients = share, gradients
-        self.local_square = None
+        self.local_square, self.summed_share = None, 1.0
         self._measures, self._denominators = False, None
 
     def measure(self, denominators: Denominators | None = None) -> None:

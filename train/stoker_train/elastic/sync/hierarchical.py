@@ -72,7 +72,7 @@ class Hierarchical(LocalSGD):
         finally:
             if handle is not None:
                 handle.wait()
-        of_node = float(share)
+        of_node = exchange.summed_share = float(share)
         mine, exchange.share = exchange.share, of_node
         exchange.keep_local()
         exchange.share = mine

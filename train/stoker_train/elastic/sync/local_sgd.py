@@ -288,6 +288,8 @@ class AdaComm(LocalSGD):
             self.first_loss, self._next_s = loss, elapsed_s + self.every_s
             return
         self._losses.append(loss)
+        if self._next_s - elapsed_s > self.every_s:  # by the clock of a rank 0 that is gone
+            self._next_s = elapsed_s + self.every_s
         if elapsed_s < self._next_s:
             return
         mean = sum(self._losses) / len(self._losses)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import subprocess
@@ -20,7 +21,7 @@ READER = """
 import sys, torch
 from stoker_train.elastic.state.memory import Mapped, Place
 pid, fd, inode, file_nbytes, offset = map(int, sys.argv[1:6])
-place = Place(pid, fd, inode, file_nbytes, offset)
+place = Place(pid, fd, inode, file_nbytes, offset, sys.argv[6])
 print(Mapped().tensor(place, torch.float64, (2, 3)).sum().item())
 """
 
@@ -32,7 +33,7 @@ def test_another_process_reads_what_is_there_now() -> None:
     place = numbers.place
     assert place is not None
     assert flags.tensor.dtype == torch.bool
-    given = [place.pid, place.fd, place.inode, place.file_nbytes, place.offset]
+    given = [*dataclasses.astuple(place)]
     done = subprocess.run(
         [sys.executable, "-c", READER, *map(str, given)],
         capture_output=True,
