@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.25
 """Between two looks at whether the others were given up."""
+_LEFT_S = 60.0
 _STORE_SLACK_S = 2.0
 """Rank 0 names the ranks that are missing no later than this after its deadline."""
 
@@ -182,6 +183,9 @@ class Rendezvous:
 
     def _withdraw(self) -> None:
         """Remove what this rank alone has announced: who comes later shall not take it for there."""
+        kv.put(
+            f"{self._base}left/{self.rank}", "1", ttl_s=_LEFT_S
+        )  # others still name who did not come
         kv.delete(self._key(self.rank))
         if self.rank == 0:
             kv.delete(f"{self._base}store")
@@ -205,8 +209,8 @@ class Rendezvous:
                     raise self._missing_ranks_error() from None
 
     def _missing_ranks_error(self) -> GetTimeoutError:
-        prefix = f"{self._base}rank/"
-        announced = {int(key.removeprefix(prefix)) for key in kv.keys(prefix)}
+        prefixes = (f"{self._base}rank/", f"{self._base}left/")
+        announced = {int(key.removeprefix(one)) for one in prefixes for key in kv.keys(one)}
         missing = [rank for rank in range(self.world_size) if rank not in announced]
         if missing:
             cause = f"ranks {missing} did not come"

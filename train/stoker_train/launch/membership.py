@@ -80,7 +80,8 @@ class MembersWatch:
             try:
                 item = self._line.read([key], _POLL_S).get(key)
             except StokerError as error:
-                _log.warning("the members of the run are not heard of: %s", error)
+                if not self._closed.is_set():
+                    _log.warning("the members of the run are not heard of: %s", error)
                 self._closed.wait(_PAUSE_S)
                 continue
             if item is not None:

@@ -37,7 +37,7 @@ class World:
         self.line = line
         self.run_id = f"run-{uuid.uuid4().hex}"
         self.number = 0
-        self.agents: dict[str, MembersRendezvous] = {}
+        self.agents: list[MembersRendezvous] = []
 
     def name(self, *members: str) -> None:
         self.number += 1
@@ -46,7 +46,7 @@ class World:
 
     def agent(self, name: str, join_s: float = WAIT_S) -> MembersRendezvous:
         made = MembersRendezvous(self.line, self.run_id, name, "127.0.0.1", join_s)
-        self.agents[name] = made
+        self.agents.append(made)
         return made
 
 
@@ -79,7 +79,7 @@ class Join(threading.Thread):
 def world(line: KvLine) -> Iterator[World]:
     made = World(line)
     yield made
-    for agent in made.agents.values():
+    for agent in made.agents:
         agent.shutdown()
 
 
