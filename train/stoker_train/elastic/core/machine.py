@@ -72,9 +72,11 @@ def step(state: State, event: ev.Event) -> tuple[State, list[ev.Command]]:
     return then, turn.commands
 
 
-def _with_local(restore: Restore, local: int | None) -> Restore:
-    """Return ``restore`` with the most samples of a pass."""
-    return Restore(restore.step, restore.durable, local)
+def _within(action: Action, local: int) -> Action:
+    """Return an action that asks for no larger pass than fits into memory."""
+    if isinstance(action, SetBatch):
+        return SetBatch(action.batch, min(action.local, local), action.lr_scale)
+    return action
 
 
 class _Turn(Turn):
@@ -147,7 +149,8 @@ class _Turn(Turn):
                 "out_of_memory",
             )
             return
-        self.s.local = min(event.lower, self.s.local or event.lower)
+        local = self.s.local = min(event.lower, self.s.local or event.lower)
+        self.s.decided = tuple(_within(one, local) for one in self.s.decided)
         self.do(ev.Say(f"out of memory with {event.local} samples: now {self.s.local} at most"))
         self.kill(worker.number, "it ran out of memory")
         if worker.life is not Life.STARTING and self._is_in(worker.number):
@@ -226,6 +229,12 @@ class _Turn(Turn):
         else:
             self.change(worker, life=Life.BROKEN, committed=event.committed, has_state=True)
         self.s.why_broken = event.why
+        if self.s.phase is Phase.FORMING and self.s.pending is not None:
+            # The first word on this generation: nobody is known to have died, it could not begin.
+            self.s.false_starts += 1
+            if self.s.false_starts > self.s.limits.max_breaks:
+                self.fail(f"no generation could begin\n{event.why}", "broken")
+                return
         self._lose(f"a rank lost its group: {event.why.partition(chr(10))[0]}")
 
     @property
@@ -273,11 +282,6 @@ class _Turn(Turn):
         self.s.pending, self.s.written, self.s.formed = None, False, frozenset()
         self.s.suspending = False
         has_state = any(w.has_state for w in self.s.workers.values())
-        if self.s.phase is Phase.FORMING:
-            self.s.false_starts += 1
-            if self.s.false_starts > self.s.limits.max_breaks:
-                self.fail(f"no generation could begin\n{self.s.why_broken or why}", "broken")
-                return
         if self.s.phase is Phase.RESTORING or (self.s.phase is Phase.FORMING and not has_state):
             self.s.since_s = self.at_s
         else:
@@ -456,7 +460,7 @@ class _Turn(Turn):
             for rank, one in enumerate([*survivors, *newcomers])
         )
         self.s.pending = Membership(self.s.job_id, self.s.generation, members)
-        self.s.pending_restore = _with_local(restore, self.s.local)
+        self.s.pending_restore = Restore(restore.step, restore.durable, self.s.local)
         self.s.written, self.s.formed = False, frozenset()
         self.s.said_waiting = False
         self.do(ev.WriteMembership(self.s.pending, after))

@@ -71,6 +71,20 @@ def test_a_first_generation_that_never_begins_fails_with_why() -> None:
     assert "the checkpoint lacks a key" in job.state.error
 
 
+def test_a_rank_that_dies_as_a_first_generation_forms_is_no_reason_to_fail() -> None:
+    job = Job()
+    job.offer(1, 8)
+    first, *others = list(job.state.workers)
+    for worker in (first, *others):
+        job.ready(worker)
+    job.wrote()
+    generation = job.state.generation
+    job.take(ev.Died(1.0, first, "its node is lost"))
+    for worker in others:
+        job.take(ev.Broken(1.0, worker, generation, 0, (), "the rendezvous was given up"))
+    assert job.state.phase is Phase.FORMING and not job.state.error
+
+
 def test_a_newcomer_that_dies_before_anyone_knows_of_it_costs_nothing() -> None:
     job = Job()
     job.form(2)
@@ -119,3 +133,16 @@ def test_a_decision_holds_where_the_training_goes_back_before_it() -> None:
     job.formed(5)
     sent = [one.order.action for one in job.done[before:] if isinstance(one, ev.Send)]
     assert SetBatch(64, 32) in sent
+
+
+def test_a_decision_that_holds_keeps_to_what_fits_in_memory() -> None:
+    job = Job()
+    stays, goes = job.form(2)
+    job.take(ev.Asked(1.0, SetBatch(64, 32)))
+    job.take(ev.OutOfMemory(2.0, goes, 32, 16))
+    job.take(ev.Broken(2.0, stays, 1, 7, (5,), "a peer is gone"))
+    before = len(job.done)
+    job.wrote()
+    job.formed(5)
+    sent = [one.order.action for one in job.done[before:] if isinstance(one, ev.Send)]
+    assert SetBatch(64, 16) in sent and SetBatch(64, 32) not in sent
