@@ -106,8 +106,13 @@ def put(
     copies: int = 1,
     disk: bool = False,
     path: str = "",
+    tensor_transport: str | None = None,
 ) -> ObjectRef[T]:
     """Store a value and return its ref; large values go to shared memory, written once.
+
+    With ``tensor_transport="cuda_ipc"`` its CUDA tensors stay on their GPU, as a copy that this process
+    keeps while there are refs; readers on the node that see the GPU copy from there. It needs this process
+    to live: a reader gets ``OwnerDiedError`` or ``ObjectLostError`` once it has ended.
 
     With ``lifetime="detached"`` the cluster owns it: it outlives this process and its job, until
     :func:`stoker.free`; ``get_ref(name)`` finds it, in this job's namespace unless another is given. So
@@ -124,7 +129,18 @@ def put(
                 "say lifetime='detached' as well",
                 field="lifetime",
             )
-        return current.runtime().objects.put(value)
+        objects = current.runtime().objects
+        if tensor_transport is None:
+            return objects.put(value)
+        from stoker.runtime.objects.device_objects import put_on_device
+
+        return put_on_device(objects, value, tensor_transport)
+    if tensor_transport is not None:
+        raise BadRequestError(
+            "put(): tensor_transport keeps tensors in this process, a detached object outlives it\n"
+            "leave out tensor_transport or lifetime",
+            field="tensor_transport",
+        )
     from stoker.api.objects import put_detached
 
     return put_detached(

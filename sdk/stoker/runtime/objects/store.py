@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from stoker.runtime.objects.unseen_errors import UnseenErrors
     from stoker.runtime.objects.values import ValueStore
     from stoker.runtime.process.io_thread import IoThread
+    from stoker.runtime.serialization.pickling import Packed
     from stoker_wire.messages.common import Address
     from stoker_wire.messages.data import Ref
 
@@ -150,14 +151,15 @@ class ObjectStore:
     def put(self, value: Any) -> ObjectRef[Any]:
         """Store a value; return its ref."""
         if isinstance(value, ObjectRef):
-            raise SerializationError(
-                "put() takes no ObjectRef\npass the ref itself, or put a list that contains it",
-                field="value",
-            )
-        packed = pack(value, what="value")
+            fix = "pass the ref itself, or put a list that contains it"
+            raise SerializationError(f"put() takes no ObjectRef\n{fix}", field="value")
+        return self.put_packed(pack(value, what="value"))
+
+    def put_packed(self, packed: Packed, held: tuple[ObjectRef[Any], ...] = ()) -> ObjectRef[Any]:
+        """Store a packed value; return its ref. The object holds the refs inside, and ``held`` besides."""
         ref = self.new_ref(self._put_ids())
         entry = ref._entry
-        entry.children = tuple(packed.refs)
+        entry.children = (*packed.refs, *held)
         try:
             entry.location = self.values.store(entry.object_id, packed)
         except BaseException:
@@ -204,8 +206,7 @@ class ObjectStore:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         failed, missing = None, False
         for entry in entries:
-            location = entry.location
-            if location is None:
+            if (location := entry.location) is None:
                 missing = True
             elif type(location) is Failed:
                 failed = failed or location
@@ -274,7 +275,7 @@ class ObjectStore:
                     stream.unwatch(waiter)
         ready: list[Waitable] = []
         rest: list[Waitable] = []
-        requested = []
+        requested: list[Entry] = []
         for ref in refs:
             if len(ready) == num_returns:
                 rest.append(ref)
@@ -501,11 +502,9 @@ class ObjectStore:
 
     def relocate(self, entry: Entry, location: Location) -> None:
         """Give a settled entry another location, as its value was lost at the one before (loop thread)."""
-        if self.table.get(entry.object_id) is not entry:
+        if self.table.get(entry.object_id) is not entry:  # the last ref to it was dropped meanwhile
             if entry.owner is None:
-                self.values.free(
-                    location, entry.object_id
-                )  # the last ref to it was dropped meanwhile
+                self.values.free(location, entry.object_id)
             return
         was_stored = type(entry.location) is Stored
         entry.task = None

@@ -64,8 +64,11 @@ class LargeBytes:
         return type(self.value), (pickle.PickleBuffer(self.value),)
 
 
-def pack(value: Any, *, what: str) -> Packed:
-    """Pickle ``value``; ``what`` names it in the error if it cannot be."""
+def pack(value: Any, *, what: str, lend: Callable[[Any], Any] | None = None) -> Packed:
+    """Pickle ``value``; ``what`` names it in the error if it cannot be.
+
+    ``lend`` is given the memory of each tensor; what it returns travels in place of the bytes.
+    """
     kind = type(value)
     if kind in _ATOMS:
         if kind not in _BYTES or len(value) < OUT_OF_BAND_MIN_NBYTES:
@@ -73,8 +76,9 @@ def pack(value: Any, *, what: str) -> Packed:
         value = LargeBytes(value)
     thread = _thread_states.state
     outer = thread.active
-    packer = thread.active = thread.idle or _Packer()
-    thread.idle = None
+    packer = thread.active = (thread.idle if lend is None else None) or _Packer(lend)
+    if lend is None:
+        thread.idle = None
     try:
         packed = packer.pack(value)
     except Exception as error:
@@ -84,7 +88,7 @@ def pack(value: Any, *, what: str) -> Packed:
         raise SerializationError(_diagnose(value, what, error), field=what) from error
     finally:
         thread.active = outer
-    if len(packed.data) <= _REUSE_MAX_NBYTES:
+    if lend is None and len(packed.data) <= _REUSE_MAX_NBYTES:
         thread.idle = packer
     return packed
 
@@ -126,8 +130,9 @@ class _Packer(_RefCollector):
     Of no use after an error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lend: Callable[[Any], Any] | None = None) -> None:
         super().__init__()
+        self._lend = lend
         self._buffers: list[memoryview] = []
         self._chunks: list[bytes] = []
         sink = types.SimpleNamespace(write=self._chunks.append)
@@ -138,7 +143,7 @@ class _Packer(_RefCollector):
         if self._tensors is None and sys.modules.get("torch") is not None:
             from stoker.runtime.serialization.tensors import TensorPickling
 
-            self._tensors = TensorPickling()
+            self._tensors = TensorPickling(self._lend)
         data = self._dump_plain(value) or self._dump_by_value(value)
         packed = Packed(data, self._buffers, self.refs)
         self.clear()

@@ -11,7 +11,7 @@ A tensor that arrives may be written to. In the arena it is a view of a copy-on-
 mapping, made for this value: a write changes the pages of this value alone. In other
 memory (small values: in a message) it is a copy.
 
-CUDA tensors go through host memory. See ``docs/adr/0007-torch-tensors.md``.
+CUDA tensors go through host memory (``docs/adr/0007-torch-tensors.md``), unless the packer lends them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import mmap
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,14 +28,21 @@ try:
 except ImportError:  # torch runs without it: its tensors then go by torch's own way, with copies
     np = None  # type: ignore[assignment]
 
+if TYPE_CHECKING:
+    from stoker.runtime.serialization.cuda_ipc import Loan
+
 _DEVICES = frozenset({"cpu", "cuda"})
 _Reduced = tuple[Any, ...]
 
 
 class TensorPickling:
-    """The pickling of one value's tensors: a dispatch table, and the memory met so far."""
+    """The pickling of one value's tensors: a dispatch table, and the memory met so far.
 
-    def __init__(self) -> None:
+    ``lend`` may take the bytes of a tensor: what it returns travels in their place.
+    """
+
+    def __init__(self, lend: Callable[[torch.Tensor], Loan | None] | None = None) -> None:
+        self._lend = lend
         self.table: dict[type, Callable[[Any], Any]] = {}
         if np is not None:
             self.table = {torch.Tensor: self._reduce, torch.nn.Parameter: self._reduce}
@@ -58,7 +65,7 @@ class TensorPickling:
         key = (plain.device, plain.data_ptr(), plain.dtype, span or (size, plain.stride()))
         block = self._blocks.get(key)
         if block is None:
-            block = self._blocks[key] = _Block(plain, span)
+            block = self._blocks[key] = _Block(plain, span, self._lend)
         is_parameter = type(tensor) is torch.nn.Parameter
         arguments = (block, plain.dtype, size, strides, tensor.requires_grad, is_parameter)
         if not tensor.__dict__:
@@ -94,9 +101,14 @@ def _packed_layout(size: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tup
 
 
 class _Block:
-    """The bytes of one or more tensors, in host memory. It keeps the memory that it was made from."""
+    """The bytes of one or more tensors, in host memory or lent. It keeps the memory that it was made from."""
 
-    def __init__(self, tensor: torch.Tensor, span: int) -> None:
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        span: int,
+        lend: Callable[[torch.Tensor], Loan | None] | None = None,
+    ) -> None:
         self._source = tensor  # while it lives, its address means this memory
         if span:
             flat = tensor.as_strided((span,), (1,))
@@ -104,11 +116,18 @@ class _Block:
             size, strides = tensor.size(), tensor.stride()
             distinct = [n if stride else 1 for n, stride in zip(size, strides, strict=True)]
             flat = tensor.as_strided(distinct, strides).contiguous().view(-1)
+        self._loan = None if lend is None else lend(flat)
+        if self._loan is not None:
+            return
         self._origin = _uuid_of(flat.device.index) if flat.is_cuda else None
         flat = flat.cpu()
         self._bytes = _array_at(flat.data_ptr(), flat.nbytes, flat)
 
     def __reduce__(self) -> _Reduced:
+        if self._loan is not None:
+            from stoker.runtime.serialization.cuda_ipc import borrow
+
+            return borrow, (self._loan,)
         return restore, (pickle.PickleBuffer(self._bytes), self._origin)
 
 
