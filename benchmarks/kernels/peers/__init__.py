@@ -1,4 +1,5 @@
-"""What a user would call instead of each kernel: plain PyTorch, torch.compile of it, torch's own fused op.
+"""What a user would call instead of each kernel: plain PyTorch, torch.compile of it, torch's own fused op,
+and what packages of others have.
 
 ``PEERS`` maps a workload's name to functions that take the workload's inputs by name. ``eager`` is what
 one writes in a model; ``compile`` is made of it.
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.kernels.peers import model, training
+from benchmarks.kernels.peers.packages import package_peers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +23,9 @@ PEERS = {**model.PEERS, **training.PEERS}
 
 
 def providers(work: Workload, device: str) -> dict[str, Callable[..., Any]]:
-    """Return ours first, then the peers; ``compile`` only where its code generator runs (a GPU)."""
+    """Return ours first, then the peers; those that generate or hold CUDA code only on a GPU."""
     found: dict[str, Callable[..., Any]] = {"stoker": work.run, **PEERS.get(work.name, {})}
     if device == "cuda" and "eager" in found:
         found["compile"] = torch.compile(found["eager"])
+        found |= package_peers().get(work.name, {})
     return found
