@@ -102,6 +102,7 @@ __all__ = (
     "on_stop",
     "placement_group",
     "placement_group_table",
+    "plan_training",
     "preemption_notice",
     "profile",
     "put",
@@ -120,6 +121,7 @@ __all__ = (
 _LAZY = ("actor", "collective", "jobs", "kernels", "kv", "ray", "train", "util")
 _OF_UTIL = ("Executor", "dask_get", "map_stream", "tqdm")
 _OF_REGISTRATION = ("register", "unregister")
+_OF_TRAIN = ("plan_training",)
 
 
 def __getattr__(name: str) -> Any:
@@ -135,4 +137,8 @@ def __getattr__(name: str) -> Any:
         from stoker.api import registration
 
         return getattr(registration, name)
+    if name in _OF_TRAIN:
+        from stoker import train
+
+        return getattr(train, name)
     raise AttributeError(f"module 'stoker' has no attribute {name!r}")

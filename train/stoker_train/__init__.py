@@ -16,15 +16,20 @@ _PUBLIC: dict[str, str] = {
     "Budget": "stoker_train.elastic.policies",
     "Checkpoint": "stoker_train.elastic.options",
     "CheckpointStore": "stoker_train.elastic.state.checkpoints",
+    "ClusterShape": "stoker_train.planning",
     "EarlyGrowth": "stoker_train.elastic.policies",
     "ElasticTrainer": "stoker_train.elastic.trainer",
     "EvenOut": "stoker_train.elastic.policies",
     "Failure": "stoker_train.elastic.options",
     "Hierarchical": "stoker_train.elastic.sync",
     "KVStore": "stoker_train.launch.store",
+    "Link": "stoker_train.planning",
     "LocalSGD": "stoker_train.elastic.sync",
     "Metrics": "stoker_train.elastic.policies",
+    "ModelShape": "stoker_train.planning",
     "OverlapLocalSGD": "stoker_train.elastic.sync",
+    "Plan": "stoker_train.planning",
+    "Plans": "stoker_train.planning",
     "Policy": "stoker_train.elastic.policies",
     "PostLocalSGD": "stoker_train.elastic.sync",
     "Result": "stoker_train.elastic.options",
@@ -32,6 +37,7 @@ _PUBLIC: dict[str, str] = {
     "ShardedDataset": "stoker_train.elastic.data.sources",
     "SyncSwitchOnLoss": "stoker_train.elastic.policies",
     "TrainState": "stoker_train.elastic.state.train_state",
+    "plan_training": "stoker_train.planning",
 }
 """Each public name, and the module that has it."""
 

@@ -1,0 +1,27 @@
+"""Plan how a model is trained on a cluster: which degrees of parallelism, what is sharded, who sits where.
+
+``stoker.plan_training`` and ``stoker train plan`` call :func:`plan_training`. Everything here is arithmetic
+on shapes: nothing imports torch but :mod:`.adapters`, which reads a model, and nothing talks to a cluster but
+:mod:`.cluster_records`.
+"""
+
+from stoker_train.planning.cluster_records import cluster_of, cluster_of_kind
+from stoker_train.planning.cluster_shape import ClusterShape, Link
+from stoker_train.planning.entry import plan_training
+from stoker_train.planning.model_shape import LayerShape, ModelShape
+from stoker_train.planning.plans import Plan, Plans, Refusal
+from stoker_train.planning.strategy import Strategy
+
+__all__ = (
+    "ClusterShape",
+    "LayerShape",
+    "Link",
+    "ModelShape",
+    "Plan",
+    "Plans",
+    "Refusal",
+    "Strategy",
+    "cluster_of",
+    "cluster_of_kind",
+    "plan_training",
+)
