@@ -48,7 +48,7 @@ test: services  ## run every test that needs no GPU (about 25 minutes on 2 cores
 	@$(PY) -m tests.machine
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-interop: env  ## tests with libraries of others (joblib, dask, optuna, airflow, ray, notebook, generated_clients, prometheus), each in an environment of its own (INTEROP_ARGS="dask --fresh")
+interop: env  ## tests with libraries of others (joblib, dask, optuna, airflow, ray, notebook, generated_clients, prometheus, huggingface), each in an environment of its own (INTEROP_ARGS="dask --fresh")
 	@$(PY) -m tests.interop $(INTEROP_ARGS)
 
 sim: env  ## Random worlds under faults: 1,000 x 10,000 events of the scheduler's core, 2,000 of objects, 5,000 clusters (SIM_ARGS="--clusters 100")

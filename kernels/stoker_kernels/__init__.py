@@ -36,11 +36,18 @@ if TYPE_CHECKING:
     from stoker_kernels.measuring import least_seconds as least_seconds
     from stoker_kernels.measuring import measure_candidates as measure_candidates
     from stoker_kernels.ops.adasum import adasum as adasum
+    from stoker_kernels.ops.attention import BlockMask as BlockMask
+    from stoker_kernels.ops.attention import RelativeBias as RelativeBias
     from stoker_kernels.ops.attention import flash_attention as flash_attention
+    from stoker_kernels.ops.attention import flash_attention_padded as flash_attention_padded
     from stoker_kernels.ops.attention import flash_attention_varlen as flash_attention_varlen
     from stoker_kernels.ops.bias_gelu import BiasGELU as BiasGELU
     from stoker_kernels.ops.bias_gelu import bias_gelu as bias_gelu
     from stoker_kernels.ops.cross_entropy import cross_entropy as cross_entropy
+    from stoker_kernels.ops.gemm.fp8 import fp8_linear as fp8_linear
+    from stoker_kernels.ops.gemm.fused_dense import fused_dense as fused_dense
+    from stoker_kernels.ops.gemm.fused_dense import fused_glu_dense as fused_glu_dense
+    from stoker_kernels.ops.gemm.grouped import grouped_gemm as grouped_gemm
     from stoker_kernels.ops.glu import GeGLU as GeGLU
     from stoker_kernels.ops.glu import SwiGLU as SwiGLU
     from stoker_kernels.ops.glu import geglu as geglu
@@ -56,7 +63,10 @@ if TYPE_CHECKING:
     from stoker_kernels.ops.rotary import YarnScaling as YarnScaling
     from stoker_kernels.ops.rotary import rotary as rotary
     from stoker_kernels.ops.rotary import rotary_tables as rotary_tables
+    from stoker_kernels.ops.scan import prefix_sum as prefix_sum
+    from stoker_kernels.ops.scan import radix_sort as radix_sort
     from stoker_kernels.ops.softmax import softmax as softmax
+    from stoker_kernels.optim import KFAC as KFAC
     from stoker_kernels.optim import LAMB as LAMB
     from stoker_kernels.optim import LARS as LARS
     from stoker_kernels.optim import SGD as SGD
@@ -66,6 +76,9 @@ if TYPE_CHECKING:
     from stoker_kernels.optim import AdamW as AdamW
     from stoker_kernels.optim import InBackward as InBackward
     from stoker_kernels.optim import RMSprop as RMSprop
+    from stoker_kernels.patching import Applied as Applied
+    from stoker_kernels.patching import apply as apply
+    from stoker_kernels.patching import register_attention as register_attention
     from stoker_kernels.primitives import philox as philox
 
 # Public names by the module that defines them. The imports above say the same to type checkers, which do not
@@ -81,14 +94,24 @@ _NAMES = {
     ),
     "measuring": ("least_seconds", "measure_candidates"),
     "ops.adasum": ("adasum",),
-    "ops.attention": ("flash_attention", "flash_attention_varlen"),
+    "ops.attention": (
+        "BlockMask",
+        "RelativeBias",
+        "flash_attention",
+        "flash_attention_padded",
+        "flash_attention_varlen",
+    ),
     "ops.bias_gelu": ("BiasGELU", "bias_gelu"),
     "ops.cross_entropy": ("cross_entropy",),
+    "ops.gemm.fused_dense": ("fused_dense", "fused_glu_dense"),
+    "ops.gemm.fp8": ("fp8_linear",),
+    "ops.gemm.grouped": ("grouped_gemm",),
     "ops.glu": ("GeGLU", "SwiGLU", "geglu", "swiglu"),
     "ops.layer_norm": ("DropoutAddLayerNorm", "LayerNorm", "layer_norm"),
     "ops.linear_cross_entropy": ("LinearCrossEntropy", "linear_cross_entropy"),
     "ops.rms_norm": ("RMSNorm", "rms_norm"),
     "ops.rotary": ("Llama3Scaling", "YarnScaling", "rotary", "rotary_tables"),
+    "ops.scan": ("prefix_sum", "radix_sort"),
     "ops.softmax": ("softmax",),
     "optim": (
         "Adadelta",
@@ -96,13 +119,25 @@ _NAMES = {
         "Adam",
         "AdamW",
         "InBackward",
+        "KFAC",
         "LAMB",
         "LARS",
         "RMSprop",
         "SGD",
     ),
+    "patching": ("Applied", "apply", "register_attention"),
 }
-_PACKAGES = ("aot", "compression", "models", "nn", "optim", "statistics", "tuning", "workloads")
+_PACKAGES = (
+    "aot",
+    "compression",
+    "models",
+    "nn",
+    "optim",
+    "patching",
+    "statistics",
+    "tuning",
+    "workloads",
+)
 _MODULES = {**{name: name for name in _PACKAGES}, "philox": "primitives.philox"}
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 if not TYPE_CHECKING:  # a checker takes the imports above for it, and understands literals alone

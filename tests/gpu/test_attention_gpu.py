@@ -71,8 +71,8 @@ def test_grouped_heads(
     rows, columns = lengths
     kv = (2, 2, columns, head_dim)
     seed = torch.tensor([11], device="cuda")
-    keep = philox.keep_mask(seed, 16 * rows, columns, round(dropout_p * 2**24))
-    keep = keep.view(2, 8, rows, columns) / (1 - dropout_p)
+    keep = philox.keep_mask(seed, 16 * rows, columns, philox.threshold_of(dropout_p, "p"))
+    keep = keep.view(2, 8, rows, columns) * philox.keep_scale_of(dropout_p)
     compare(
         [gpu(2, 8, rows, head_dim), gpu(*kv), gpu(*kv)],
         lambda *qkv: flash_attention(*qkv, causal=causal, dropout_p=dropout_p, seed=seed),

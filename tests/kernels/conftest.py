@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kernels._interpreter import remember_builtins
+from tests.kernels._interpreter import remember_builtins, round_to_fp8
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +48,7 @@ def _load_interpreted() -> str | None:
         for name in KERNEL_MODULES:
             import_module(name)
         remember_builtins()
+        round_to_fp8()
         import torch
 
         # The first launch imports more of Triton, which looks at the variable again.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.kernels.peers import model, training
+from benchmarks.kernels.peers import gemm, model, training
 from benchmarks.kernels.peers.packages import package_peers
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from stoker_kernels.workloads import Workload
 
-PEERS = {**model.PEERS, **training.PEERS}
+PEERS = {**model.PEERS, **gemm.PEERS, **training.PEERS}
 
 
 def providers(work: Workload, device: str) -> dict[str, Callable[..., Any]]:

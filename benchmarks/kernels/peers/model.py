@@ -74,6 +74,10 @@ def swiglu(packed: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
+def swiglu_pair(packed: Tensor, up: Tensor) -> Tensor:
+    return F.silu(packed) * up
+
+
 def geglu(packed: Tensor) -> Tensor:
     gate, up = packed.chunk(2, -1)
     return F.gelu(gate, approximate="tanh") * up
@@ -188,6 +192,7 @@ PEERS: dict[str, Functions] = {
     "rotary_interleaved": {"eager": rotary_interleaved},
     "rotary_packed": {"eager": rotary_packed},
     "swiglu": {"eager": swiglu},
+    "swiglu_pair": {"eager": swiglu_pair},
     "geglu": {"eager": geglu},
     "bias_gelu": {"eager": partial(bias_gelu, approximate="tanh")},
     "bias_gelu_erf": {"eager": partial(bias_gelu, approximate="none")},

@@ -101,6 +101,10 @@ class Compressor(ABC):
         """Return the tensors kept for ``name`` from step to step, themselves and not copies."""
         return self._memory.setdefault(name, {})
 
+    def names(self) -> tuple[str, ...]:
+        """Return the names for which something is kept."""
+        return tuple(self._memory)
+
     def step_of(self, name: str) -> int:
         """Return how many exchanges of ``name`` were begun."""
         return self._steps.get(name, 0)

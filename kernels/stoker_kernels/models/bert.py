@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from stoker_kernels.models.transformer import Transformer, make_adamw, make_norm
-from stoker_kernels.nn import LMHead, Packing
+from stoker_kernels.nn import LMHead
 from stoker_kernels.nn.head import IGNORE_INDEX
 
 if TYPE_CHECKING:
@@ -40,13 +40,7 @@ class BertEncoder(Transformer):
         Tokens beyond a row's length are padding: no real token sees them. Attention then runs over the
         lengths alone, and nothing waits for the device to know them.
         """
-        b, s = tokens.shape
-        packing = None
-        if lengths is not None:
-            packing = Packing.padded(lengths, s)
-            tokens = tokens.reshape(1, b * s)
-            token_types = None if token_types is None else token_types.reshape(1, b * s)
-        x = self.hidden(tokens, token_types, packing).view(b, s, -1)  # (B, S, C)
+        x = self.hidden(tokens, token_types, lengths=lengths)  # (B, S, C)
         return x, torch.tanh(self.pooler(x[:, 0]))
 
 

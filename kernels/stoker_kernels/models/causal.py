@@ -1,4 +1,4 @@
-"""Decoder language models by config: GPT-2 and LLaMA are two of them."""
+"""Decoder language models by config: GPT-2, LLaMA and Falcon are some of them."""
 
 from __future__ import annotations
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from stoker_kernels.models.recompute import Recompute
 from stoker_kernels.nn.switches import Ops
 
 Norm = Literal["rms", "layer"]
 Mlp = Literal["gelu", "gelu_tanh", "swiglu"]
-Position = Literal["learned", "rotary"]
+Position = Literal["learned", "rotary", "alibi"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class TransformerConfig:
 
     ``ops`` is "stoker", "torch", or an :class:`~stoker_kernels.nn.Ops` with a switch for each op.
     ``full_logits``: with targets, return the logits too; otherwise they never exist as a whole.
-    ``checkpoint``: keep only each layer's input for the backward pass, and compute the rest again.
+    ``checkpoint``: keep only each layer's input for the backward pass, and compute the rest again;
+    "selective" keeps matrix products and attention's output too, and computes again what is cheap.
     Raises ``ValueError`` for numbers that do not fit together and for unknown names.
     """
 
@@ -36,6 +38,8 @@ class TransformerConfig:
     mlp: Mlp = "gelu_tanh"
     position: Position = "learned"
     rotary_base: float = 10000.0
+    scaled_alibi: bool = False  # Falcon: the bias is divided by sqrt(D), as the scores are
+    parallel_norms: int = 0  # Falcon: MLP beside attention, from 1 norm or one each; 0: after it
     causal: bool = True
     bias: bool = False  # of the linear layers
     tied: bool = True  # the head's weight is the embedding's
@@ -44,7 +48,7 @@ class TransformerConfig:
         0.0  # of embeddings, attention probabilities and what joins the residual stream
     )
     full_logits: bool = True
-    checkpoint: bool = False
+    checkpoint: Recompute = False
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -53,6 +57,10 @@ class TransformerConfig:
             if value not in get_args(kind):
                 known = ", ".join(get_args(kind))
                 raise ValueError(f"{name}: {field} {value!r}: expected one of {known}")
+        if self.checkpoint not in (False, True, "selective"):
+            raise ValueError(
+                f"{name}: checkpoint {self.checkpoint!r}: expected False, True or selective"
+            )
         for field in ("vocab_size", "layers", "heads", "dim", "block_size", "groups", "width"):
             if getattr(self, field) < 1:
                 known = {"groups": "kv_heads", "width": "hidden"}.get(field, field)
@@ -62,6 +70,10 @@ class TransformerConfig:
         if self.heads % self.groups:
             raise ValueError(
                 f"{name}: heads {self.heads} is not a multiple of kv_heads {self.groups}"
+            )
+        if self.parallel_norms not in (0, 1, 2) or (self.parallel_norms and self.post_norm):
+            raise ValueError(
+                f"{name}: parallel_norms must be 0, 1 or 2, and 0 with post_norm, got {self.parallel_norms}"
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"{name}: dropout must lie in [0, 1), got {self.dropout}")
@@ -89,12 +101,13 @@ class TransformerConfig:
 
     @property
     def layer_count(self) -> int:
-        """Parameters of one layer: projections C x (H + 2 G) D and C x C, the MLP, two norms."""
+        """Parameters of one layer: projections C x (H + 2 G) D and C x C, the MLP, its norms."""
         c, f = self.dim, self.width
         qkv = (self.heads + 2 * self.groups) * (c // self.heads)
         up = 2 * f if self.mlp == "swiglu" else f
         biases = qkv + c + up + c if self.bias else 0
-        return c * qkv + c * c + c * up + f * c + biases + 2 * self.norm_count
+        norms = self.parallel_norms or 2
+        return c * qkv + c * c + c * up + f * c + biases + norms * self.norm_count
 
     @property
     def parameter_count(self) -> int:
@@ -140,3 +153,30 @@ def llama3_8b(**changes: Any) -> TransformerConfig:
         "rotary_base": 500000.0,
     }  # fmt: skip
     return llama2_7b(**{**shape, **changes})
+
+
+def falcon_7b(**changes: Any) -> TransformerConfig:
+    """Return Falcon of 6 921 720 704 parameters: one key head, rotary (Almazrouei et al. 2023)."""
+    shape: dict[str, Any] = {
+        "vocab_size": 65024, "layers": 32, "heads": 71, "kv_heads": 1, "dim": 4544,
+        "block_size": 2048, "eps": 1e-5, "norm": "layer", "mlp": "gelu", "position": "rotary",
+        "parallel_norms": 1, "full_logits": False,
+    }  # fmt: skip
+    return TransformerConfig(**{**shape, **changes})
+
+
+def falcon_40b(**changes: Any) -> TransformerConfig:
+    """Return Falcon of 41 303 293 952 parameters: 8 key heads, a norm each for attention and MLP."""
+    shape: dict[str, Any] = {
+        "layers": 60, "heads": 128, "kv_heads": 8, "dim": 8192, "parallel_norms": 2,
+    }  # fmt: skip
+    return falcon_7b(**{**shape, **changes})
+
+
+def falcon_rw_1b(**changes: Any) -> TransformerConfig:
+    """Return Falcon-RW of 1 311 625 216 parameters: MLP after attention, ALiBi, biases."""
+    shape: dict[str, Any] = {
+        "vocab_size": 50304, "layers": 24, "heads": 32, "kv_heads": None, "dim": 2048,
+        "position": "alibi", "scaled_alibi": True, "parallel_norms": 0, "bias": True,
+    }  # fmt: skip
+    return falcon_7b(**{**shape, **changes})

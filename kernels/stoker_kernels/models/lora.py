@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from stoker_kernels.models.adapter_state import take_over
+
 TARGETS = ("qkv", "out", "up", "down")
 
 
@@ -157,28 +159,14 @@ def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-@torch.no_grad()
 def load_state_dict(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     """Take over what :func:`state_dict` returned.
 
     Raises ``ValueError`` where names or shapes differ, or while the model is merged.
     """
-    own = state_dict(model)
-    if own.keys() != state.keys():
-        odd = sorted(own.keys() ^ state.keys())
-        raise ValueError(
-            f"lora.load_state_dict: {len(odd)} names differ from the model's, as {odd[0]}"
-        )
-    for name, tensor in own.items():
-        if state[name].shape != tensor.shape:
-            raise ValueError(
-                f"lora.load_state_dict: {name} is {tuple(state[name].shape)}, "
-                f"the model's is {tuple(tensor.shape)}"
-            )
     if any(layer.merged for _, layer in adapters(model)):
         raise ValueError("lora.load_state_dict: the model is merged: call unmerge first")
-    for name, tensor in own.items():
-        tensor.copy_(state[name])
+    take_over(state_dict(model), state, "lora.load_state_dict")
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

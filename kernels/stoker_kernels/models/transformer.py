@@ -4,7 +4,8 @@
 
 A pre-normed layer gets the stream h and the update x that the layer before has not added yet: its first
 norm adds them and normalises in one pass over memory, ``y, h = norm(x, h)``. A post-normed one (BERT)
-does the same with its own input as the stream.
+does the same with its own input as the stream. In a parallel layer (Falcon) attention and MLP read the same
+stream, and their sum is the update.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
+from stoker_kernels.models.recompute import run_layer
 from stoker_kernels.nn import (
     GELUMLP,
+    ALiBi,
     Attention,
     Impl,
     LayerNorm,
+    Ops,
     Packing,
     RMSNorm,
     Rotary,
     SwiGLUMLP,
 )
 from stoker_kernels.optim import AdamW
+from stoker_kernels.primitives.philox import draw_seeds
 
 if TYPE_CHECKING:
     from stoker_kernels.models.config import TransformerConfig
@@ -48,6 +52,25 @@ def make_mlp(config: TransformerConfig) -> GELUMLP | SwiGLUMLP:
     return GELUMLP(config.dim, config.width, approximate=approximate, bias=config.bias, ops=ops)
 
 
+def with_prompt(prompt: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Put ``prompt()`` (P, C) before each row of x (B, S, C) -> (B, P + S, C)."""
+    vectors = prompt().to(x.dtype)
+    return torch.cat([vectors.expand(x.shape[0], *vectors.shape), x], 1)
+
+
+Seeds = tuple[torch.Tensor | None, ...]
+
+
+def step_seeds(device: torch.device, count: int, dropped: bool) -> Seeds:
+    """Draw the seeds of ``count`` dropouts in our kernels in one launch; None each if nothing is dropped."""
+    return draw_seeds(device, count) if dropped else (None,) * count
+
+
+def takes_seeds(dropout: float, ops: Ops) -> bool:
+    """Return whether a model in training drops anything in a kernel of ours."""
+    return dropout > 0 and "stoker" in (ops.attention, ops.norm)
+
+
 def make_adamw(
     model: nn.Module, ops: Impl, lr: float, weight_decay: float, betas: tuple[float, float]
 ) -> torch.optim.Optimizer:
@@ -62,34 +85,57 @@ def make_adamw(
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each with a norm: before it, or after the residual sum."""
+    """Attention and MLP, each with a norm: before it, or after the residual sum.
 
-    def __init__(self, config: TransformerConfig, rotary: Rotary | None, first: bool) -> None:
+    ``rotary`` and ``alibi`` are shared by all layers.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, rotary: Rotary | None, alibi: ALiBi | None, first: bool
+    ) -> None:
         super().__init__()
-        self.post_norm = config.post_norm
+        self.post_norm, self.parallel = config.post_norm, config.parallel_norms > 0
         # The first layer's update is the embeddings, which have had their dropout.
         arriving = 0.0 if first and not config.post_norm else config.dropout
         self.norm_attention = make_norm(config, arriving)
         self.attention = Attention(
             config.dim, config.heads, config.kv_heads, causal=config.causal, bias=config.bias,
-            dropout=config.dropout, rotary=rotary, ops=config.switches.attention,
+            dropout=config.dropout, rotary=rotary, alibi=alibi, ops=config.switches.attention,
         )  # fmt: skip
-        self.norm_mlp = make_norm(config, config.dropout)
+        # Beside attention it normalises the stream itself, where nothing is dropped any more.
+        self.norm_mlp = (
+            None
+            if config.parallel_norms == 1
+            else make_norm(config, 0.0 if self.parallel else config.dropout)
+        )
         self.mlp = make_mlp(config)
 
     def forward(
-        self, x: torch.Tensor, stream: torch.Tensor | None, packing: Packing | None = None
+        self,
+        x: torch.Tensor,
+        stream: torch.Tensor | None,
+        packing: Packing | None = None,
+        seeds: Seeds = (None,) * 3,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Update x and stream (B, S, C), None at the start -> the next layer's x and stream."""
+        """Update x and stream (B, S, C), None at the start -> the next layer's x and stream.
+
+        ``seeds`` are of the three dropouts: in the first norm, of attention, in the second norm.
+        """
+        first, second, third = seeds
         if self.post_norm:
-            x, _ = self.norm_attention(self.attention(x, packing), x)
-            x, _ = self.norm_mlp(self.mlp(x), x)
+            assert self.norm_mlp is not None
+            x, _ = self.norm_attention(self.attention(x, packing, second), x, first)
+            x, _ = self.norm_mlp(self.mlp(x), x, third)
             return x, None
         if stream is None:
             y, stream = self.norm_attention(x), x
         else:
-            y, stream = self.norm_attention(x, stream)
-        y, stream = self.norm_mlp(self.attention(y, packing), stream)
+            y, stream = self.norm_attention(x, stream, first)
+        if self.parallel:
+            beside = y if self.norm_mlp is None else self.norm_mlp(stream)
+            return self.attention(y, packing, second) + self.mlp(beside), stream
+        assert self.norm_mlp is not None
+        y, stream = self.norm_mlp(self.attention(y, packing, second), stream, third)
         return self.mlp(y), stream
 
 
@@ -102,11 +148,14 @@ class Transformer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
+        self._takes_seeds = takes_seeds(config.dropout, config.switches)
         c, head_dim = config.dim, config.dim // config.heads
         self.embed = nn.Embedding(config.vocab_size, c)
-        self.position = self.token_type = rotary = None
+        self.position = self.token_type = rotary = alibi = None
         if config.position == "learned":
             self.position = nn.Embedding(config.block_size, c)
+        elif config.position == "alibi":
+            alibi = ALiBi(config.heads, head_dim**-0.5 if config.scaled_alibi else 1.0)
         else:
             rotary = Rotary(
                 head_dim, config.block_size, config.rotary_base, ops=config.switches.rotary
@@ -114,8 +163,10 @@ class Transformer(nn.Module):
         if config.token_types:
             self.token_type = nn.Embedding(config.token_types, c)
         self.layers = nn.ModuleList(
-            Layer(config, rotary, first=index == 0) for index in range(config.layers)
+            Layer(config, rotary, alibi, first=index == 0) for index in range(config.layers)
         )
+        # Makes vectors (P, C) before the tokens: ``models.prompt`` puts one here.
+        self.prompt: nn.Module | None = None
         # Pre-norm: after the last layer. Post-norm: of the embeddings.
         self.norm = make_norm(config, 0.0 if config.post_norm else config.dropout)
 
@@ -140,41 +191,53 @@ class Transformer(nn.Module):
         tokens: torch.Tensor,
         token_types: torch.Tensor | None = None,
         packing: Packing | None = None,
+        lengths: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Map tokens, token_types (B, S) int64 -> the last layer's output (B, S, C), normalised.
 
-        With ``packing`` B is 1. Raises ``ValueError`` for a sequence longer than ``block_size``.
+        ``lengths`` (B,) of each row are real. With ``packing`` B is 1. Raises ``ValueError`` for a sequence
+        longer than ``block_size``, with the prompt before it, and for a packing with a prompt or lengths.
         """
         config = self.config
-        longest = tokens.shape[1] if packing is None else packing.max_seqlen
+        x = self.embed(tokens)  # (B, S, C)
+        before = 0
+        if self.prompt is not None:
+            x = with_prompt(self.prompt, x)
+            before = x.shape[1] - tokens.shape[1]
+        if packing is not None and (before or lengths is not None):
+            raise ValueError(
+                f"{type(self).__name__}: packed tokens go with neither a prompt nor lengths\n"
+                "give one sequence per row"
+            )
+        b, s, _ = x.shape
+        longest = s if packing is None else packing.max_seqlen
         if longest > config.block_size:
             raise ValueError(
                 f"{type(self).__name__}: sequence of {longest} exceeds block_size {config.block_size}"
             )
-        x = self.embed(tokens)  # (B, S, C)
         if self.position is not None:
             x = x + (
-                self.position.weight[: tokens.shape[1]]
-                if packing is None
-                else self.position(packing.positions)
+                self.position.weight[:s] if packing is None else self.position(packing.positions)
             )
         if self.token_type is not None:
-            x = x + self.token_type(
-                torch.zeros_like(tokens) if token_types is None else token_types
-            )
+            types = torch.zeros_like(tokens) if token_types is None else token_types
+            x = x + self.token_type(F.pad(types, (before, 0)))  # a prompt is of the first type
+        if lengths is not None:
+            packing = Packing.padded(lengths + before, s)
+            x = x.reshape(1, b * s, -1)
         if config.post_norm:
             x = self.norm(x)
         x, stream = F.dropout(x, config.dropout, self.training), None
-        for layer in self.layers:
-            if config.checkpoint and torch.is_grad_enabled():
-                # Without dropout there is no random state to keep, and a CUDA graph could not read it.
-                x, stream = checkpoint(
-                    layer, x, stream, packing,
-                    use_reentrant=False, preserve_rng_state=config.dropout > 0 and self.training,
-                )  # fmt: skip
-            else:
-                x, stream = layer(x, stream, packing)
-        return x if config.post_norm or stream is None else self.norm(x, stream)[0]
+        count = 3 * len(self.layers) + 1
+        seeds = step_seeds(x.device, count, self.training and self._takes_seeds)
+        for index, layer in enumerate(self.layers):
+            x, stream = run_layer(
+                layer, x, stream, packing, seeds[3 * index : 3 * index + 3],
+                recompute=config.checkpoint, random=config.dropout > 0 and self.training,
+            )  # fmt: skip
+        x = x if config.post_norm or stream is None else self.norm(x, stream, seeds[-1])[0]
+        x = x.view(b, s, -1)
+        return x[:, before:] if before else x
 
     def optimizer(
         self, lr: float = 1e-3, weight_decay: float = 0.1, betas: tuple[float, float] = (0.9, 0.95)

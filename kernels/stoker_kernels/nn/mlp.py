@@ -1,4 +1,4 @@
-"""The two feed-forward blocks: C -> F -> C with a GELU, or with a SwiGLU gate."""
+"""The two feed-forward blocks: C -> F -> C with a GELU or a SwiGLU gate, and both fused into their GEMMs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from stoker_kernels.nn.switches import Impl, checked
 from stoker_kernels.ops.bias_gelu import bias_gelu
+from stoker_kernels.ops.gemm.fused_dense import fused_dense, fused_glu_dense
 from stoker_kernels.ops.glu import swiglu
 
 
@@ -66,3 +67,49 @@ class SwiGLUMLP(nn.Module):
             return self.down(swiglu(packed))
         gate, value = packed.chunk(2, -1)  # (..., F) each
         return self.down(F.silu(gate) * value)
+
+
+class FusedMLP(GELUMLP):
+    """:class:`GELUMLP` in two kernels: bias and GELU in the first GEMM, bias and residual in the second.
+
+    The parameters have the same names. ``recompute`` trades the pre-activation's memory for one more GEMM
+    in the backward (see :func:`~stoker_kernels.ops.gemm.fused_dense.fused_dense`).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int | None = None,
+        *,
+        approximate: Literal["tanh", "none"] = "tanh",
+        bias: bool = True,
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(dim, hidden, approximate=approximate, bias=bias)
+        self.activation = "gelu_tanh" if approximate == "tanh" else "gelu"
+        self.recompute = recompute
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Map x, residual (..., C) -> residual + mlp(x) (..., C)."""
+        wide = fused_dense(
+            x, self.up.weight, self.up_bias, activation=self.activation, recompute=self.recompute
+        )
+        return fused_dense(wide, self.down.weight, self.down.bias, residual=residual)
+
+
+class FusedSwiGLU(SwiGLUMLP):
+    """:class:`SwiGLUMLP` in two kernels: both projections with the gate, and the last with the residual.
+
+    The parameters have the same names; ``recompute`` as for :class:`FusedMLP`.
+    """
+
+    def __init__(
+        self, dim: int, hidden: int, *, bias: bool = False, recompute: bool = False
+    ) -> None:
+        super().__init__(dim, hidden, bias=bias)
+        self.recompute = recompute
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Map x, residual (..., C) -> residual + mlp(x) (..., C)."""
+        wide = fused_glu_dense(x, self.up.weight, bias=self.up.bias, recompute=self.recompute)
+        return fused_dense(wide, self.down.weight, self.down.bias, residual=residual)

@@ -29,20 +29,24 @@ class _Norm(nn.Module, ABC):
     def forward(self, x: torch.Tensor, residual: None = None) -> torch.Tensor: ...
     @overload
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor
+        self, x: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
     def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None = None,
+        seed: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Map x, residual (..., C) -> y (..., C), and with a residual h (..., C), the next residual.
 
-        Under autocast x may be narrower than the residual stream; the stream's dtype is kept.
+        ``seed`` (1,) int64 is of the dropout in our kernel, drawn where it is None. Under autocast x may
+        be narrower than the residual stream; the stream's dtype is kept.
         """
         if residual is None:
             return self._ours(x) if self.ours else self._torch(x)
         x = x.to(residual.dtype)
         if self.ours:
-            return self._ours_add(x, residual)
+            return self._ours_add(x, residual, seed)
         h = residual + F.dropout(x, self.dropout, self.training)
         return self._torch(h), h
 
@@ -55,7 +59,7 @@ class _Norm(nn.Module, ABC):
 
     @abstractmethod
     def _ours_add(
-        self, x: torch.Tensor, residual: torch.Tensor
+        self, x: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run our kernel on the residual sum: y and h."""
 
@@ -76,7 +80,7 @@ class RMSNorm(_Norm):
         return rms_norm(x, self.weight, eps=self.eps)
 
     def _ours_add(
-        self, x: torch.Tensor, residual: torch.Tensor
+        self, x: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.dropout:
             x = F.dropout(x, self.dropout, self.training)
@@ -99,11 +103,11 @@ class LayerNorm(_Norm):
         return layer_norm(x, self.weight, self.bias, eps=self.eps)
 
     def _ours_add(
-        self, x: torch.Tensor, residual: torch.Tensor
+        self, x: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return layer_norm(
             x, self.weight, self.bias, eps=self.eps,
-            residual=residual, dropout_p=self.dropout, training=self.training,
+            residual=residual, dropout_p=self.dropout, training=self.training, seed=seed,
         )  # fmt: skip
 
     def _torch(self, x: torch.Tensor) -> torch.Tensor:

@@ -46,5 +46,24 @@ class Packing:
 
     def mask(self, causal: bool) -> torch.Tensor:
         """Return (T, T) bool, true where a row may look: what PyTorch's attention needs."""
-        allowed = self.segments[:, None] == self.segments[None, :]
-        return allowed.tril() if causal else allowed
+        return self.sees(self, causal)
+
+    def sees(self, columns: Packing, causal: bool) -> torch.Tensor:
+        """Return (T, T_k) bool: a row of this sees the columns of the same sequence in the other.
+
+        Causal: up to its own, where a sequence's last row is its last column's.
+        """
+        allowed = self.segments[:, None] == columns.segments[None, :]
+        return allowed & (self.distance(columns) <= 0) if causal else allowed
+
+    def distance(self, columns: Packing) -> torch.Tensor:
+        """Return column - row, (T, T_k) int64, of positions whose sequences end together."""
+        longer = columns.cu_seqlens.diff() - self.cu_seqlens.diff()  # (sequences,)
+        return columns.positions - (self.positions + longer[self.segments])[:, None]
+
+    def with_prefix(self, length: int) -> Packing:
+        """Return the packing of the same sequences with ``length`` more tokens before each."""
+        count = len(self.cu_seqlens) - 1
+        more = torch.arange(count + 1, device=self.cu_seqlens.device) * length
+        total = len(self.positions) + count * length
+        return Packing.of(self.cu_seqlens + more, total, self.max_seqlen + length)

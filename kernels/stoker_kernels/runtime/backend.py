@@ -104,6 +104,23 @@ def check_local(op: str, **tensors: torch.Tensor | None) -> None:
             )
 
 
+def check_weight(op: str, x: torch.Tensor, weight: torch.Tensor | None, offset: float) -> None:
+    """Raise unless a norm's weight (N,) fits x (..., N): ``ValueError``, or ``TypeError`` for integers."""
+    if x.ndim == 0 or not x.shape[-1] or (weight is not None and weight.shape != x.shape[-1:]):
+        given = None if weight is None else tuple(weight.shape)
+        raise ValueError(
+            f"{op}: weight must have shape (N,), N >= 1, for x (..., N), "
+            f"got {given} for {tuple(x.shape)}"
+        )
+    if weight is None and offset:
+        raise ValueError(f"{op}: offset {offset} needs a weight\npass a weight, or offset 0")
+    if not (x.is_floating_point() and (weight is None or weight.is_floating_point())):
+        raise TypeError(
+            f"{op}: x and weight must be floating point, got {x.dtype}, "
+            f"{None if weight is None else weight.dtype}"
+        )
+
+
 def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
     """Return the dtype that autocast has matrix products in on ``tensor``'s device; None outside it."""
     device = tensor.device.type

@@ -17,14 +17,14 @@ negative, and a quotient of noisy numbers is biased, so numerator and denominato
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+N = TypeVar("N", torch.Tensor, float)
 
-def estimate(
-    small: torch.Tensor, big: torch.Tensor, small_batch: float, big_batch: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+
+def estimate(small: N, big: N, small_batch: float, big_batch: float) -> tuple[N, N]:
     """Estimate (|G|^2, tr(Sigma)), unbiased, from one pair of |g|^2 of two batch sizes, elementwise.
 
     Raises ``ValueError`` unless 0 < small_batch < big_batch.
@@ -114,7 +114,7 @@ class GradientNoiseScale:
         return self.update(small, mean, small_batch=batch, big_batch=n * batch)
 
     def _checked(self, value: torch.Tensor | float, name: str) -> torch.Tensor:
-        tensor = torch.as_tensor(value).to(self._sums)
+        tensor = torch.as_tensor(value, dtype=self._sums.dtype).to(self._sums.device)
         if tensor.ndim == 0 and self.groups == 1:
             tensor = tensor.view(1)
         if tensor.shape != (self.groups,):

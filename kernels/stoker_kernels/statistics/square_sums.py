@@ -73,16 +73,31 @@ def adam_denominators(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, to
     """
     denominators: dict[torch.Tensor, torch.Tensor] = {}
     for group in optimizer.param_groups:
-        beta2, eps = group["betas"][1], group["eps"]
+        begun = [p for p in group["params"] if optimizer.state.get(p)]
         for p in group["params"]:
-            state = optimizer.state.get(p)
-            if not state:
+            if not optimizer.state.get(p):
                 denominators[p] = torch.ones_like(p, dtype=compute_dtype(p.dtype))
-                continue
-            v = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
-            step = torch.as_tensor(state["step"], dtype=torch.float64)
-            correction = 1.0 - torch.pow(beta2, step)  # 0-dim: a CPU scalar joins any device
-            # Before its first real step, as after a skipped one, v and the correction are both 0.
-            safe = torch.where(correction > 0, correction, 1.0).to(v.dtype)
-            denominators[p] = (v / safe).sqrt_().add_(eps)
+        if not begun:
+            continue
+        name = "max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"
+        roots = list(torch._foreach_sqrt([optimizer.state[p][name] for p in begun]))
+        steps = [optimizer.state[p]["step"] for p in begun]
+        torch._foreach_mul_(roots, _root_corrections(steps, group["betas"][1]))
+        torch._foreach_add_(roots, group["eps"])
+        denominators.update(zip(begun, roots, strict=True))
     return denominators
+
+
+def _root_corrections(steps: Sequence[Any], beta2: float) -> Any:
+    """Return 1 / sqrt(1 - beta2^t) for each step count: numbers, or 0-dim tensors if one is on a device.
+
+    1 before a parameter's first real step, as after a skipped one, when v is 0 as the correction is.
+    """
+    if all(not isinstance(step, torch.Tensor) or step.is_cpu for step in steps):
+        numbers = [float(step) for step in steps]
+        known = {t: (1.0 - beta2**t) ** -0.5 if t > 0 else 1.0 for t in set(numbers)}
+        return [known[t] for t in numbers]
+    device = next(step.device for step in steps if isinstance(step, torch.Tensor))
+    counts = torch.stack([torch.as_tensor(step, dtype=torch.float64).to(device) for step in steps])
+    corrections = 1.0 - torch.pow(beta2, counts)
+    return torch.where(corrections > 0, corrections, 1.0).rsqrt().unbind()

@@ -21,7 +21,12 @@ from stoker_kernels import aot
 from stoker_kernels.workloads import Workload, workload, workloads
 
 HOPPER = 90
-COUNTED = ("cross_entropy", "masked_softmax", "bias_gelu_erf")  # by instruction
+COUNTED = (
+    "cross_entropy",
+    "masked_softmax",
+    "bias_gelu_erf",
+    "dropout_add_layer_norm",
+)  # by instruction
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -59,16 +64,20 @@ def usage(compiled: Any) -> dict[str, int]:
         "shared_nbytes": compiled.metadata.shared,
         "threads": compiled.metadata.num_warps * 32,
         "wgmma": ptx.count("wgmma.mma_async"),
+        "wgmma_fp8": len(re.findall(r"wgmma\.mma_async[\w.]*\.f32\.e[45]m[32]\.e4m3", ptx)),
         "mma": ptx.count("mma.sync"),
         "tcgen05": ptx.count("tcgen05.mma"),
         "wide_loads": len(
             re.findall(r"ld\.global[.\w:]*\.(?:v4\.b32|v8\.b32|v4\.b64|v2\.b64)", ptx)
-        ),
+        )
+        + len(re.findall(r"cp\.async\.cg\.shared\.global[^;]*, 0x10", ptx)),
         # tl.exp: it rescales what would be denormal, with three instructions more.
         "slow_exponentials": len(re.findall(r"ex2\.approx\.f32", ptx)),
         "fp64": len(re.findall(r"\.f64", ptx)),
         # Of a loop's loads that run ahead: those whose number of bytes no condition can make 0.
-        "certain_copies": len(re.findall(r"cp\.async\.c.*\(.*, i32 \d+[,)]", compiled.asm["llir"])),
+        "certain_copies": len(
+            re.findall(r"cp\.async\.c.*addrspace\(1\) [^,]+, i32 \d+[,)]", compiled.asm["llir"])
+        ),
     }
 
 

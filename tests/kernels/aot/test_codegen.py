@@ -28,20 +28,33 @@ SHARED_LIMIT_NBYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 *
 REGISTERS_OF_AN_SM = 65536
 MATRIX_INSTRUCTION = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05"}
 # Kernels with matrix products, and how many each has; the rest are bound by memory.
-PRODUCTS = {"attention_fwd_kernel": 2, "attention_bwd_dq_kernel": 3, "attention_bwd_dkv_kernel": 4}
+PRODUCTS = {
+    "attention_fwd_kernel": 2,
+    "attention_bwd_dq_kernel": 3,
+    "attention_bwd_dkv_kernel": 4,
+    "attention_bwd_bias_kernel": 2,
+    "attention_bwd_table_kernel": 2,
+    "fused_dense_fwd_kernel": 1,
+    "fused_glu_dense_fwd_kernel": 2,
+    "grouped_rows_kernel": 1,
+    "grouped_weight_kernel": 1,
+    "fp8_gemm_kernel": 1,
+}
 # Kernels whose loads cannot all be 16 bytes wide, and why.
 NARROW: dict[str, str] = {
     "scalars_kernel": "one value per tensor",
     "reduce_kernel": "a tensor's partial sums begin anywhere",
     "onebit_decompress_kernel": "one word of bits serves 32 values",
     "cross_entropy_join_kernel": "three values per part of a row",
+    "scan_join_kernel": "one value per tile, from either end",
 }
 # Of sm_90 in bf16: instructions in all or in the loop, the values that a program does them for, and the most
 # to a value. Above 9 or so for 2 bytes read, issuing instructions takes longer than memory.
 PER_VALUE = {
     "cross_entropy_fwd_kernel": ("cross_entropy", "loop_instructions", 4 * 2048, 9.0),
     "softmax_fwd_kernel": ("masked_softmax", "instructions", 2048, 28.0),
-    "bias_gelu_fwd_kernel": ("bias_gelu_erf", "instructions", 2048, 22.0),
+    "layer_norm_fwd_kernel": ("dropout_add_layer_norm", "instructions", 4096, 32.0),
+    "bias_gelu_fwd_kernel": ("bias_gelu_erf", "instructions", 4096, 20.0),
 }
 
 Report = dict[tuple[str, str, str], dict[str, int]]  # (kernel, workload, arch) -> usage
@@ -130,6 +143,8 @@ def test_products_use_the_tensor_cores_and_fp32_stays_exact(report: Report) -> N
             assert used[MATRIX_INSTRUCTION[arch]] >= PRODUCTS[kernel], (case, used)
         elif kernel in PRODUCTS:
             assert used["wgmma"] == used["mma"] == used["tcgen05"] == 0, (case, used)
+        if kernel == "fp8_gemm_kernel":  # not of values widened to 16 bits, as slow as those
+            assert used["wgmma_fp8"] == used["wgmma"], (case, used)
 
 
 def test_loads_that_run_ahead_stop_where_their_loop_does(report: Report) -> None:

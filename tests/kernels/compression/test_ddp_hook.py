@@ -65,6 +65,25 @@ def test_two_processes_train_alike(method: str, trained: list[dict[str, Any]]) -
         assert first["sent_nbytes"] < 0.8 * dense
 
 
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("method", ["topk", "powersgd"])
+def test_messages_travel_beside_the_backward_pass(
+    method: str, trained: list[dict[str, Any]]
+) -> None:
+    """And nothing else changes: not a bit, not a byte, not the number of collectives."""
+    for worker in trained:
+        overlapped, waiting = (worker[f"{method}, {how}"] for how in ("overlapped", "waiting"))
+        order = overlapped["order"]
+        # The last layer's bucket leaves before the first layer's gradient exists; waits come after it.
+        assert order.index("start") < order.index("first layer") < order.index("wait")
+        order = waiting["order"]
+        assert order.index("wait") < order.index("first layer")
+        assert sorted(order) == sorted(overlapped["order"])
+        assert overlapped["sent_nbytes"] == waiting["sent_nbytes"]
+        for name, parameter in overlapped["parameters"].items():
+            assert torch.equal(parameter, waiting["parameters"][name])
+
+
 class _Alone:
     """A group of one worker that counts its collectives."""
 

@@ -150,8 +150,8 @@ def test_packed_equals_each_sequence_alone(
     total, total_k, columns = sum(LENGTHS), sum(LENGTHS_K), max(LENGTHS_K) + 9
     inputs = tensors((total, 4, 32), (total_k, 2, 32), (total_k, 2, 32))
     seed = torch.tensor([77])
-    keep = philox.keep_mask(seed, 4 * total, columns, round(dropout_p * 2**24))
-    keep = keep.view(4, total, columns) / (1 - dropout_p)
+    keep = philox.keep_mask(seed, 4 * total, columns, philox.threshold_of(dropout_p, "p"))
+    keep = keep.view(4, total, columns) * philox.keep_scale_of(dropout_p)
 
     def ours(*qkv: torch.Tensor) -> Any:
         return flash_attention_varlen(
@@ -177,7 +177,10 @@ def test_dropout_is_the_documented_mask(backend: str, causal: bool) -> None:
     """Forward, dQ and dK/dV drop the same elements, those of ``philox.keep_mask``."""
     inputs = tensors((2, 2, 37, 32), (2, 1, 50, 32), (2, 1, 50, 32))
     seed = torch.tensor([2**40 + 3])
-    keep = philox.keep_mask(seed, 2 * 2 * 37, 50, round(0.25 * 2**24)).view(2, 2, 37, 50) / 0.75
+    keep = (
+        philox.keep_mask(seed, 2 * 2 * 37, 50, philox.threshold_of(0.25, "p")).view(2, 2, 37, 50)
+        / 0.75
+    )
     compare(
         inputs, torch.randn(2, 2, 37, 32),
         lambda *qkv: flash_attention(

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings(
 OURS = {
     "silu": swiglu,
     "tanh": geglu,
-    "none": lambda packed: geglu(packed, approximate="none"),
+    "none": lambda *tensors: geglu(*tensors, approximate="none"),
 }
 
 
@@ -62,6 +62,39 @@ def test_matches_fp64(
     poison_empty(monkeypatch)
     dy = torch.randn(*shape[:-1], shape[-1] // 2).to(dtype)
     check(kind, torch.randn(shape).to(dtype), dy)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5, 129), (0, 4)])
+def test_two_tensors_are_the_packed_one(
+    backend: str,
+    kind: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bit for bit in a kernel, whatever their strides; PyTorch's own loops differ by layout."""
+    poison_empty(monkeypatch)
+    wide = torch.randn(*shape[:-1], 2 * shape[-1] + 3).to(dtype)
+    gate, up = wide[..., : shape[-1]], wide[..., shape[-1] + 3 :]
+    dy = torch.randn(shape).to(dtype)
+    (packed,) = leaves(torch.cat([gate, up], -1))
+    wanted = OURS[kind](packed)
+    wanted.backward(dy)
+    gate, up = gate.detach().requires_grad_(), up.detach().requires_grad_()
+    y = OURS[kind](gate, up)
+    y.backward(dy)
+    exact = {"rtol": 0, "atol": 0} if backend == "triton" else {}
+    torch.testing.assert_close(y, wanted, **exact)
+    torch.testing.assert_close(torch.cat([gate.grad, up.grad], -1), packed.grad, **exact)
+
+
+def test_a_tensor_that_gates_itself(backend: str) -> None:
+    x, twin = leaves(torch.randn(3, 8), torch.randn(3, 8))
+    twin.data.copy_(x.data)
+    swiglu(x, x).sum().backward()
+    swiglu(torch.cat([twin, twin], -1)).sum().backward()
+    torch.testing.assert_close(x.grad, twin.grad)
 
 
 @pytest.mark.parametrize("magnitude", [1e-4, 3.0, 1e4])
@@ -175,6 +208,8 @@ def test_modules() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"swiglu: packed must be \[gate \| up\].* \(2, 7\)"):
         swiglu(torch.randn(2, 7))
+    with pytest.raises(ValueError, match=r"swiglu: up must match gate .* \(2, 4\) .* \(2, 8\)"):
+        swiglu(torch.randn(2, 8), torch.randn(2, 4))
     with pytest.raises(ValueError, match="geglu: packed"):
         geglu(torch.tensor(1.0))
     with pytest.raises(TypeError, match="floating point, got"):

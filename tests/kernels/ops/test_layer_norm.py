@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stoker_kernels import DropoutAddLayerNorm, LayerNorm, layer_norm
 from stoker_kernels.ops.layer_norm import dropout_mask
-from stoker_kernels.primitives.philox import draw_seed
+from stoker_kernels.primitives.philox import draw_seed, keep_scale_of
 from tests.kernels._numerics import assert_close, leaves, poison_empty
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def torch_layer(
     """The fused op out of torch's own, with the kernel's dropout mask."""
     h = x
     if dropout_p:
-        kept = x * (1 / (1 - dropout_p)) if dropout_p < 1 else x * 0
+        kept = x * keep_scale_of(dropout_p)
         h = torch.where(dropout_mask(SEED, x.shape, dropout_p), kept, 0)
     h = h if residual is None else h + residual
     return F.layer_norm(h, weight.shape, weight, bias, EPS), h
@@ -130,7 +130,34 @@ def test_dropout_and_residual_match_fp64(
         assert_close(kernel, witness, oracle, f"{case} {index}", terms=terms)
 
 
-@pytest.mark.parametrize("dropout_p", [0.0, 1 / 2**24, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("has_residual", [False, True])
+@pytest.mark.parametrize("offset", [1.0, None])
+def test_offset_and_no_weight(
+    backend: str, offset: float | None, has_residual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The offset is a greater weight; no weight is one of ones, without a gradient."""
+    poison_empty(monkeypatch)
+    x, residual, dy = (torch.randn(3, 5, 129) for _ in range(3))
+    weight, bias = torch.randn(129), torch.randn(129)
+    results = []
+    for plain in (False, True):
+        xs, rs, ws, bs = leaves(x, residual, weight, bias)
+        b = None if offset is None else bs
+        if plain:
+            given, added = torch.ones(129) if offset is None else ws + offset, 0.0
+        else:
+            given, added = None if offset is None else ws, offset or 0.0
+        if has_residual:
+            y, _ = layer_norm(xs, given, b, residual=rs, dropout_p=0.3, seed=SEED, offset=added)
+        else:
+            y = layer_norm(xs, given, b, offset=added)
+        y.backward(dy)
+        results.append((y, *(t.grad for t in (xs, rs, ws, bs) if t.grad is not None)))
+    for ours, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 1 / 2**16, 0.1, 0.5, 1.0])
 def test_dropout_drops_at_the_asked_rate_and_keeps_the_expectation(
     backend: str, dropout_p: float
 ) -> None:
@@ -144,7 +171,7 @@ def test_dropout_drops_at_the_asked_rate_and_keeps_the_expectation(
     assert abs(dropped.sum().item() - n * dropout_p) <= spread + 1
     if dropout_p < 1:
         kept = out[1][~dropped]
-        torch.testing.assert_close(kept, torch.full_like(kept, 1 + 1 / (1 - dropout_p)))
+        torch.testing.assert_close(kept, torch.full_like(kept, 1 + keep_scale_of(dropout_p)))
     # Rows and columns share no mask.
     if dropout_p == 0.5:
         agree = (dropped[:-1] == dropped[1:]).float().mean(1)
@@ -341,6 +368,8 @@ def test_errors() -> None:
         layer_norm(x, torch.ones(7))
     with pytest.raises(ValueError, match="bias must match weight"):
         layer_norm(x, w, torch.ones(7))
+    with pytest.raises(ValueError, match="bias needs a weight"):
+        layer_norm(x, None, w)
     with pytest.raises(ValueError, match="residual must match x"):
         layer_norm(x, w, residual=torch.randn(3, 8))
     with pytest.raises(ValueError, match=r"dropout_p must be a probability in \[0, 1\]"):

@@ -130,6 +130,40 @@ def test_residual_sum_and_its_gradient(
         assert_close(kernel, witness, oracle, name)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_residual", [False, True])
+@pytest.mark.parametrize("offset", [1.0, None])
+def test_offset_and_no_weight(
+    backend: str,
+    offset: float | None,
+    has_residual: bool,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gemma's factor 1 + w with a small w, in bf16 too: the sum is fp32's. Or none at all."""
+    poison_empty(monkeypatch)
+    x, residual, dy = (torch.randn(3, 5, 129).to(dtype) for _ in range(3))
+    weight = (0.01 * torch.randn(129)).to(dtype)
+    results = []
+    for to, ours in ((dtype, True), (torch.float32, False), (torch.float64, False)):
+        xs, rs, ws = leaves(x, residual, weight, dtype=to)
+        given = None if offset is None else ws
+        if ours and has_residual:
+            y, _ = rms_norm(xs, given, eps=EPS, residual=rs, offset=offset or 0.0)
+        elif ours:
+            y = rms_norm(xs, given, eps=EPS, offset=offset or 0.0)
+        else:
+            h = xs + rs if has_residual else xs
+            h = h + (h.detach().to(dtype).to(to) - h.detach())  # rounded once
+            y = F.rms_norm(h, ws.shape, None if given is None else 1 + ws, EPS)
+        y.backward(dy.to(to))
+        results.append([y, xs.grad, *([] if offset is None else [ws.grad])])
+    for name, kernel, witness, oracle in zip(
+        ("y", "dx", "dw")[: len(results[0])], *results, strict=True
+    ):
+        assert_close(kernel, witness.to(dtype), oracle, name)
+
+
 def test_one_tensor_as_input_and_residual(backend: str) -> None:
     x = torch.randn(3, 8, requires_grad=True)
     y, h = rms_norm(x, torch.ones(8), residual=x)
@@ -158,7 +192,14 @@ def test_an_output_nobody_used(backend: str, unused: int) -> None:
 
 
 def test_module_and_errors() -> None:
-    assert RMSNorm(8)(torch.randn(2, 8)).shape == (2, 8)
+    x = torch.randn(2, 8)
+    plain = RMSNorm(8)(x)
+    assert plain.shape == (2, 8)
+    assert torch.equal(RMSNorm(8, offset=1.0)(x), plain)
+    assert torch.equal(RMSNorm(8, affine=False)(x), plain)
+    assert not list(RMSNorm(8, affine=False).parameters())
+    with pytest.raises(ValueError, match=r"offset 1\.0 needs a weight"):
+        rms_norm(x, None, offset=1.0)
     with pytest.raises(ValueError, match="weight must have shape"):
         rms_norm(torch.randn(2, 8), torch.ones(7))
     with pytest.raises(ValueError, match="residual must match x"):

@@ -3,5 +3,14 @@
 from __future__ import annotations
 
 from stoker_kernels.ops.attention.autograd import flash_attention, flash_attention_varlen
+from stoker_kernels.ops.attention.blocks import BlockMask
+from stoker_kernels.ops.attention.padding import flash_attention_padded
+from stoker_kernels.ops.attention.relative import RelativeBias
 
-__all__ = ("flash_attention", "flash_attention_varlen")
+__all__ = (
+    "BlockMask",
+    "RelativeBias",
+    "flash_attention",
+    "flash_attention_padded",
+    "flash_attention_varlen",
+)

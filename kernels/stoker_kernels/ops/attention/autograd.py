@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from stoker_kernels.ops.attention import cpu, reference
-from stoker_kernels.ops.attention.reference import Options, new_like
+from stoker_kernels.ops.attention.checks import check_scores, expanded_bias, given
+from stoker_kernels.ops.attention.reference import Options, bias_of, new_like
 from stoker_kernels.primitives import philox
 from stoker_kernels.runtime.backend import (
     STORAGE_DTYPES,
@@ -22,12 +23,19 @@ from stoker_kernels.runtime.backend import (
     register_op,
 )
 
+if TYPE_CHECKING:
+    from stoker_kernels.ops.attention.blocks import BlockMask
+    from stoker_kernels.ops.attention.relative import RelativeBias
+
 HEAD_DIMS = (32, 64, 80, 96, 128, 192, 256)
-MAX_WINDOW = 2**31  # columns are int32 in the kernels
+_BIASES = (Options._fields.index("bias"), Options._fields.index("relative_table"))
 _OPTIONS = (
     "float scale, bool causal=True, float dropout_p=0.0, Tensor? seed=None, Tensor? cu_seqlens_q=None, "
     "Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, "
-    "int window=0, float softcap=0.0, Tensor? alibi_slopes=None"
+    "int window=0, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? bias=None, "
+    "Tensor? relative_table=None, Tensor? relative_buckets=None, Tensor? prefix_lengths=None, "
+    "Tensor? kv_num_blocks=None, Tensor? kv_indices=None, Tensor? q_num_blocks=None, "
+    "Tensor? q_indices=None, int block_size_q=0, int block_size_k=0"
 )
 
 
@@ -62,16 +70,36 @@ def _bwd(
     lse: torch.Tensor,
     *rest: Any,
     **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    options, backend = Options(*rest, **named), backend_for(q)
+) -> tuple[torch.Tensor, ...]:
+    return _gradients((dout, dlse, q, k, v, out, lse), Options(*rest, **named), False)
+
+
+def _biased_bwd(
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *rest: Any,
+    **named: Any,
+) -> tuple[torch.Tensor, ...]:
+    return _gradients((dout, dlse, q, k, v, out, lse), Options(*rest, **named), True)
+
+
+def _gradients(given: tuple[Any, ...], options: Options, biased: bool) -> tuple[torch.Tensor, ...]:
+    """Return dq, dk, dv, with ``biased`` the bias's gradient too, of the ops' seven first arguments."""
+    dout, dlse, q, k, v, out, lse = given
+    backend = backend_for(q)
     if backend is Backend.TRITON:
         from stoker_kernels.ops.attention import triton
 
-        return triton.attention_bwd(dout, dlse, q, k, v, out, lse, options)
+        return triton.attention_bwd(dout, dlse, q, k, v, out, lse, options, biased)
     if backend is Backend.CPU and dlse is None and cpu.fits(q, k, v, options):
         return cpu.attention_bwd(dout, q, k, v, out, lse, options)
     with torch.autocast(q.device.type, enabled=False):
-        return reference.attention_bwd(dout, dlse, q, k, v, out, lse, options)
+        return reference.attention_bwd(dout, dlse, q, k, v, out, lse, options, biased)
 
 
 def _bwd_fake(
@@ -82,8 +110,23 @@ def _bwd_fake(
     v: torch.Tensor,
     *rest: Any,
     **named: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     return new_like(q), new_like(k), new_like(v)
+
+
+def _biased_bwd_fake(
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *rest: Any,
+    **named: Any,
+) -> tuple[torch.Tensor, ...]:
+    biases = bias_of(Options(*rest, **named))
+    return new_like(q), new_like(k), new_like(v), biases.new_empty(biases.shape)
 
 
 _FWD = register_op(
@@ -92,20 +135,28 @@ _FWD = register_op(
     _fwd,
     _fwd_fake,
 )
+_GIVEN = "Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse"
 _BWD = register_op(
     "attention_bwd",
-    "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"({_GIVEN}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     _bwd,
     _bwd_fake,
+)
+_BIASED_BWD = register_op(
+    "attention_biased_bwd",
+    f"({_GIVEN}, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    _biased_bwd,
+    _biased_bwd_fake,
 )
 
 
 class _AttentionFunction(torch.autograd.Function):
+    """Its inputs are q, k, v, whether lse gets a gradient, and the fields of ``Options``."""
+
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
+    def forward(  # torch.compile counts the parameters
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -114,56 +165,66 @@ class _AttentionFunction(torch.autograd.Function):
         causal: bool,
         dropout_p: float,
         seed: torch.Tensor | None,
-        cu_q: torch.Tensor | None,
-        cu_k: torch.Tensor | None,
-        max_q: int,
-        max_k: int,
+        cu_seqlens_q: torch.Tensor | None,
+        cu_seqlens_k: torch.Tensor | None,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
         window: int,
         softcap: float,
-        slopes: torch.Tensor | None,
+        alibi_slopes: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        relative_table: torch.Tensor | None,
+        relative_buckets: torch.Tensor | None,
+        prefix_lengths: torch.Tensor | None,
+        kv_num_blocks: torch.Tensor | None,
+        kv_indices: torch.Tensor | None,
+        q_num_blocks: torch.Tensor | None,
+        q_indices: torch.Tensor | None,
+        block_size_q: int,
+        block_size_k: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = _FWD(
-            q, k, v, scale, causal, dropout_p, seed, cu_q, cu_k, max_q, max_k, window, softcap,
-            slopes,
+            q, k, v,
+            scale, causal, dropout_p, seed, cu_seqlens_q, cu_seqlens_k,
+            max_seqlen_q, max_seqlen_k, window, softcap, alibi_slopes, bias,
+            relative_table, relative_buckets, prefix_lengths, kv_num_blocks,
+            kv_indices, q_num_blocks, q_indices, block_size_q, block_size_k,
         )  # fmt: skip
         return out, lse
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        q, k, v, return_lse, scale, causal, dropout_p, seed, cu_q, cu_k, *sizes, slopes = inputs
-        ctx.save_for_backward(q, k, v, *output, seed, cu_q, cu_k, slopes)
+        q, k, v, return_lse, *options = inputs
+        tensors = [isinstance(value, torch.Tensor) for value in options]
+        saved = [value for value, held in zip(options, tensors, strict=True) if held]
+        ctx.save_for_backward(q, k, v, *output, *saved)
         ctx.set_materialize_grads(False)  # nobody may have used lse: then its zeros are not read
         if not return_lse:
             ctx.mark_non_differentiable(output[1])
-        ctx.plain, ctx.return_lse = (scale, causal, dropout_p, *sizes), return_lse
+        ctx.plain = [None if held else value for value, held in zip(options, tensors, strict=True)]
+        ctx.tensors, ctx.return_lse = tensors, return_lse
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, out, lse, seed, cu_q, cu_k, slopes = ctx.saved_tensors
-        scale, causal, dropout_p, *sizes = ctx.plain
+        q, k, v, out, lse, *saved = ctx.saved_tensors
+        options = list(ctx.plain)
+        for place, held in enumerate(ctx.tensors):
+            if held:
+                options[place] = saved.pop(0)
         dout = torch.zeros_like(out) if dout is None else dout
         dlse = dlse if ctx.return_lse else None  # compiled, it is zeros all the same
-        dq, dk, dv = _BWD(
-            dout,
-            dlse,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            scale,
-            causal,
-            dropout_p,
-            seed,
-            cu_q,
-            cu_k,
-            *sizes,
-            slopes,
-        )
-        return dq, dk, dv, *[None] * 12
+        gradients: list[torch.Tensor | None] = [None] * (4 + len(options))
+        places = [4 + place for place in _BIASES if ctx.needs_input_grad[4 + place]]
+        if places:
+            *gradients[:3], gradients[places[0]] = _BIASED_BWD(
+                dout, dlse, q, k, v, out, lse, *options
+            )
+        else:
+            gradients[:3] = _BWD(dout, dlse, q, k, v, out, lse, *options)
+        return tuple(gradients)
 
 
 def _as_autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -172,29 +233,6 @@ def _as_autocast(*tensors: torch.Tensor) -> list[torch.Tensor]:
     if dtype is None:
         return list(tensors)
     return [t.to(dtype) if t.dtype in STORAGE_DTYPES else t for t in tensors]
-
-
-def _check_scores(name: str, q: torch.Tensor, options: Options) -> None:
-    """Check window, softcap and alibi_slopes."""
-    if not 0 <= options.window < MAX_WINDOW:
-        raise ValueError(
-            f"{name}: window must be 1 to 2^31 - 1 columns, or None for all, got {options.window}"
-        )
-    if not 0.0 <= options.softcap < math.inf:
-        raise ValueError(
-            f"{name}: softcap must be positive and finite, or None, got {options.softcap}"
-        )
-    slopes = options.alibi_slopes
-    if slopes is None:
-        return
-    if slopes.shape != q.shape[1:2] or slopes.dtype != torch.float32:
-        raise ValueError(
-            f"{name}: alibi_slopes must be ({q.shape[1]},) float32, one per query head, got "
-            f"{tuple(slopes.shape)} {slopes.dtype}"
-        )
-    if slopes.requires_grad and torch.is_grad_enabled():
-        raise ValueError(f"{name}: alibi_slopes get no gradient: pass alibi_slopes.detach()")
-    check_devices(name, q, alibi_slopes=slopes)
 
 
 def _apply(
@@ -235,7 +273,9 @@ def _apply(
         )
     if not 0.0 < options.scale < math.inf:
         raise ValueError(f"{name}: scale must be positive and finite, got {options.scale}")
-    _check_scores(name, q, options)
+    if options.bias is not None:
+        options = options._replace(bias=expanded_bias(name, options.bias, q, k))
+    check_scores(name, q, options)
     philox.threshold_of(options.dropout_p, f"{name}: dropout_p")
     if options.dropout_p == 0.0:
         options = options._replace(seed=None)
@@ -254,17 +294,14 @@ def _apply(
     return (out, lse) if return_lse else out
 
 
-_Number = TypeVar("_Number", int, float)
+def _with_table(
+    name: str, options: Options, relative_bias: RelativeBias, q: torch.Tensor
+) -> Options:
+    table, buckets = relative_bias.checked(name, q.shape[1])
+    return options._replace(relative_table=table, relative_buckets=buckets)
 
 
-def _given(what: str, value: _Number | None) -> _Number:
-    """Return ``value``, 0 for None. Raises ``ValueError`` for a given 0: it would hide nothing or all."""
-    if value == 0:
-        raise ValueError(f"{what} is 0: pass None to leave it out")
-    return 0 if value is None else value
-
-
-class _Keywords(TypedDict, total=False):
+class Keywords(TypedDict, total=False):
     """The options that both public functions take, for their overloads."""
 
     causal: bool
@@ -274,6 +311,8 @@ class _Keywords(TypedDict, total=False):
     window: int | None
     softcap: float | None
     alibi_slopes: torch.Tensor | None
+    relative_bias: RelativeBias | None
+    prefix_lengths: torch.Tensor | None
 
 
 @overload
@@ -282,8 +321,10 @@ def flash_attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
+    bias: torch.Tensor | None = None,
+    block_mask: BlockMask | None = None,
     return_lse: Literal[False] = False,
-    **options: Unpack[_Keywords],
+    **options: Unpack[Keywords],
 ) -> torch.Tensor: ...
 @overload
 def flash_attention(
@@ -291,8 +332,10 @@ def flash_attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
+    bias: torch.Tensor | None = None,
+    block_mask: BlockMask | None = None,
     return_lse: Literal[True],
-    **options: Unpack[_Keywords],
+    **options: Unpack[Keywords],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def flash_attention(
     q: torch.Tensor,
@@ -306,6 +349,10 @@ def flash_attention(
     window: int | None = None,
     softcap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    relative_bias: RelativeBias | None = None,
+    block_mask: BlockMask | None = None,
+    prefix_lengths: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attend: dropout(softmax(scale * q k^T, causal: column <= row + S_k - S_q)) v, per head.
@@ -322,6 +369,15 @@ def flash_attention(
     slope * |row + S_k - S_q - column|, after the cap. Window and cap are compiled into the kernels: one
     compilation per value.
 
+    ``bias``, of a shape that broadcasts to (B, H, S_q, S_k), is added after the cap, and gets a gradient,
+    summed in the kernel over batch and heads where it has one of them; -inf hides a column, a row of them
+    sees nothing, and so does anything below -2e38, which base 2 cannot hold. ``relative_bias`` adds T5's
+    bias by distance, which needs no such tensor and has its gradient in the table: prefer it.
+    ``prefix_lengths`` (B,) int32: all rows see the first so many columns, and beyond them, as ``causal``
+    says, those up to their own (prefix language models). ``block_mask`` leaves the blocks of its
+    lists; no key or value of another is loaded. It needs S_q and S_k of its own, not ``bias``; other options
+    hide more within its blocks.
+
     ``scale`` defaults to 1/sqrt(D). ``dropout_p`` drops probabilities by a mask drawn from ``seed``, (1,)
     int64 (from torch's generator by default), see ``reference``; pass 0 in evaluation. With
     ``return_lse`` the natural log-sum-exp of the scores, (B, H, S_q) fp32, -inf for a row with nothing,
@@ -337,9 +393,20 @@ def flash_attention(
     scale = q.shape[3] ** -0.5 if scale is None else scale
     options = Options(
         scale, causal, dropout_p, seed,
-        window=_given("flash_attention: window", window),
-        softcap=_given("flash_attention: softcap", softcap), alibi_slopes=alibi_slopes,
+        window=given("flash_attention: window", window),
+        softcap=given("flash_attention: softcap", softcap), alibi_slopes=alibi_slopes,
+        bias=bias, prefix_lengths=prefix_lengths,
     )  # fmt: skip
+    if relative_bias is not None:
+        options = _with_table("flash_attention", options, relative_bias, q)
+    if block_mask is not None:
+        sizes = (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        lists = block_mask.checked("flash_attention", *sizes)
+        options = options._replace(
+            kv_num_blocks=lists.kv_num_blocks, kv_indices=lists.kv_indices,
+            q_num_blocks=lists.q_num_blocks, q_indices=lists.q_indices,
+            block_size_q=lists.block_size[0], block_size_k=lists.block_size[1],
+        )  # fmt: skip
     return _apply("flash_attention", q, k, v, return_lse, options)
 
 
@@ -354,7 +421,7 @@ def flash_attention_varlen(
     max_seqlen_k: int,
     *,
     return_lse: Literal[False] = False,
-    **options: Unpack[_Keywords],
+    **options: Unpack[Keywords],
 ) -> torch.Tensor: ...
 @overload
 def flash_attention_varlen(
@@ -367,7 +434,7 @@ def flash_attention_varlen(
     max_seqlen_k: int,
     *,
     return_lse: Literal[True],
-    **options: Unpack[_Keywords],
+    **options: Unpack[Keywords],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def flash_attention_varlen(
     q: torch.Tensor,
@@ -385,6 +452,8 @@ def flash_attention_varlen(
     window: int | None = None,
     softcap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    relative_bias: RelativeBias | None = None,
+    prefix_lengths: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attend within each of B sequences packed along the first dimension, no padding.
@@ -418,6 +487,9 @@ def flash_attention_varlen(
     scale = q.shape[2] ** -0.5 if scale is None else scale
     options = Options(
         scale, causal, dropout_p, seed, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-        _given(f"{name}: window", window), _given(f"{name}: softcap", softcap), alibi_slopes,
+        given(f"{name}: window", window), given(f"{name}: softcap", softcap), alibi_slopes,
+        prefix_lengths=prefix_lengths,
     )  # fmt: skip
+    if relative_bias is not None:
+        options = _with_table(name, options, relative_bias, q)
     return _apply(name, q, k, v, return_lse, options)

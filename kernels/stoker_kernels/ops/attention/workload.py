@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from stoker_kernels.ops.attention.autograd import flash_attention, flash_attention_varlen
+from stoker_kernels.ops.attention.blocks import BlockMask
+from stoker_kernels.ops.attention.relative import RelativeBias, distance_buckets
 from stoker_kernels.workloads import Cost, Workload
 
 
@@ -54,6 +56,35 @@ def _alibi_inputs(device: torch.device | str, dtype: torch.dtype, **shape: int) 
     return _inputs(device, dtype, **shape, alibi_slopes=slopes)
 
 
+def _relative_inputs(
+    device: torch.device | str, dtype: torch.dtype, **shape: int
+) -> dict[str, Any]:
+    """Add T5's table of 32 buckets, in its decoder's form; T5 does not scale its scores."""
+    table = torch.randn(32, shape["heads"], device=device, requires_grad=True)
+    buckets = distance_buckets(32, bidirectional=False, device=device)
+    bias = RelativeBias(table, bidirectional=False, buckets=buckets)
+    return _inputs(device, dtype, **shape, relative_bias=bias, scale=1.0)
+
+
+def _bias_inputs(device: torch.device | str, dtype: torch.dtype, **shape: int) -> dict[str, Any]:
+    """Add a bias that all sequences share, and that gets a gradient."""
+    sizes = (1, shape["heads"], shape["seq_len"], shape["seq_len"])
+    bias = torch.randn(sizes, device=device, dtype=dtype, requires_grad=True)
+    return _inputs(device, dtype, **shape, bias=bias)
+
+
+def _block_inputs(
+    device: torch.device | str, dtype: torch.dtype, block: int, **shape: int
+) -> dict[str, Any]:
+    """Add a mask of the diagonal blocks, the three before them, and the first (as BigBird's)."""
+    length = shape["seq_len"]
+    mask = BlockMask.from_function(
+        lambda _, __, row, column: (column <= row) & ((row - column < 4) | (column == 0)),
+        1, 1, length, length, (block, block), device,
+    )  # fmt: skip
+    return _inputs(device, dtype, **shape, block_mask=mask)
+
+
 def _cost(
     causal: bool, batch: int, heads: int, kv_heads: int, length: int, dim: int, size: int
 ) -> Cost:
@@ -96,6 +127,37 @@ def _window_cost(
         whole, forward_flops=whole.forward_flops * share,
         backward_flops=whole.backward_flops * share,
     )  # fmt: skip
+
+
+def _block_cost(
+    dtype: torch.dtype,
+    batch: int,
+    heads: int,
+    seq_len: int,
+    head_dim: int,
+    kv_heads: int,
+    block: int,
+) -> Cost:
+    """Count the listed blocks whole, also those on the diagonal."""
+    whole = _dense_cost(dtype, batch, heads, seq_len, head_dim, kv_heads, causal=False)
+    blocks = -(-seq_len // block)
+    share = sum(min(row + 1, 5) for row in range(blocks)) / blocks**2
+    return replace(
+        whole, forward_flops=whole.forward_flops * share,
+        backward_flops=whole.backward_flops * share,
+    )  # fmt: skip
+
+
+def _bias_cost(dtype: torch.dtype, batch: int, heads: int, seq_len: int, head_dim: int) -> Cost:
+    """Add the bias, read in each pass, and its gradient."""
+    plain = _dense_cost(dtype, batch, heads, seq_len, head_dim)
+    nbytes = heads * seq_len**2 * dtype.itemsize
+    return Cost(
+        forward_nbytes=plain.forward_nbytes + nbytes,
+        backward_nbytes=plain.backward_nbytes + 2 * nbytes,
+        forward_flops=plain.forward_flops,
+        backward_flops=plain.backward_flops,
+    )
 
 
 def _wide_cost(
@@ -185,4 +247,15 @@ WORKLOADS = (
         {**_SMALL, "head_dim": 80, "v_dim": 32}, dtypes=_BF16,
     ),
     Workload("attention_alibi", _alibi_inputs, _run, _dense_cost, _SHAPE, _SMALL, dtypes=_BF16),
+    # A T5 decoder; a bias as AlphaFold's pairs; BigBird without its random blocks.
+    Workload(
+        "attention_relative", _relative_inputs, _run, _dense_cost, {**_SHAPE, "head_dim": 64},
+        _SMALL, dtypes=_BF16,
+    ),
+    Workload("attention_bias", _bias_inputs, _run, _bias_cost, _SHAPE, _SMALL, dtypes=_BF16),
+    Workload(
+        "attention_blocks", _block_inputs, _run, _block_cost,
+        {**_SHAPE, "heads": 32, "kv_heads": 8, "block": 128},
+        {**_SMALL, "kv_heads": 1, "block": 16}, dtypes=_BF16,
+    ),
 )  # fmt: skip

@@ -41,6 +41,45 @@ _FWD = register_op("glu_fwd", "(Tensor packed, str kind) -> Tensor", _fwd, _fwd_
 _BWD = register_op("glu_bwd", "(Tensor dy, Tensor packed, str kind) -> Tensor", _bwd, _bwd_fake)
 
 
+def _pair_fwd(gate: torch.Tensor, up: torch.Tensor, kind: str) -> torch.Tensor:
+    if backend_for(gate) is Backend.TRITON:
+        from stoker_kernels.ops.glu import triton
+
+        return triton.glu_pair_fwd(gate, up, kind)
+    return reference.glu_pair_fwd(gate.contiguous(), up.contiguous(), kind)
+
+
+def _pair_fwd_fake(gate: torch.Tensor, up: torch.Tensor, kind: str) -> torch.Tensor:
+    return gate.new_empty(gate.shape)
+
+
+def _pair_bwd(
+    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, kind: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if backend_for(gate) is Backend.TRITON:
+        from stoker_kernels.ops.glu import triton
+
+        return triton.glu_pair_bwd(dy, gate, up, kind)
+    return reference.glu_pair_bwd(dy.contiguous(), gate.contiguous(), up.contiguous(), kind)
+
+
+def _pair_bwd_fake(
+    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, kind: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return gate.new_empty(gate.shape), up.new_empty(up.shape)
+
+
+_PAIR_FWD = register_op(
+    "glu_pair_fwd", "(Tensor gate, Tensor up, str kind) -> Tensor", _pair_fwd, _pair_fwd_fake
+)
+_PAIR_BWD = register_op(
+    "glu_pair_bwd",
+    "(Tensor dy, Tensor gate, Tensor up, str kind) -> (Tensor, Tensor)",
+    _pair_bwd,
+    _pair_bwd_fake,
+)
+
+
 class _GLUFunction(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -61,6 +100,26 @@ class _GLUFunction(torch.autograd.Function):
         return _BWD(dy, packed, ctx.kind), None
 
 
+class _GLUPairFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gate: torch.Tensor, up: torch.Tensor, kind: str) -> torch.Tensor:
+        y: torch.Tensor = _PAIR_FWD(gate, up, kind)
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        *tensors, ctx.kind = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        dgate, dup = _PAIR_BWD(dy, *ctx.saved_tensors, ctx.kind)
+        return dgate, dup, None
+
+
 def gelu_kind(name: str, approximate: str) -> str:
     """Return the kernels' name for torch's ``approximate``. Raises ``ValueError`` naming the function."""
     if approximate not in GELU_KINDS:
@@ -68,7 +127,9 @@ def gelu_kind(name: str, approximate: str) -> str:
     return GELU_KINDS[approximate]
 
 
-def _glu(name: str, packed: torch.Tensor, kind: str) -> torch.Tensor:
+def _glu(name: str, packed: torch.Tensor, up: torch.Tensor | None, kind: str) -> torch.Tensor:
+    if up is not None:
+        return _pair(name, packed, up, kind)
     if packed.ndim == 0 or packed.shape[-1] % 2:
         raise ValueError(
             f"{name}: packed must be [gate | up] with an even last dimension (..., 2F), "
@@ -81,25 +142,45 @@ def _glu(name: str, packed: torch.Tensor, kind: str) -> torch.Tensor:
     return y
 
 
-def swiglu(packed: torch.Tensor) -> torch.Tensor:
+def _pair(name: str, gate: torch.Tensor, up: torch.Tensor, kind: str) -> torch.Tensor:
+    if gate.ndim == 0 or up.shape != gate.shape or up.dtype != gate.dtype:
+        raise ValueError(
+            f"{name}: up must match gate (..., F), got {tuple(up.shape)} {up.dtype} "
+            f"for {tuple(gate.shape)} {gate.dtype}"
+        )
+    if not gate.is_floating_point():
+        raise TypeError(f"{name}: gate and up must be floating point, got {gate.dtype}")
+    check_devices(name, gate, up=up)
+    # One tensor passed twice: torch 2.11's compiled autograd.Function halves its gradient. Views differ.
+    up = up.view_as(up) if up is gate else up
+    y: torch.Tensor = _GLUPairFunction.apply(gate, up, kind)
+    return y
+
+
+def swiglu(packed: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
     """Compute ``silu(gate) * up`` of packed (..., 2F) = [gate | up] -> (..., F), in packed's dtype.
 
     One packed tensor, as one linear layer makes it: splitting it first would cost copies. Leading
     dimensions may be strided as a slice of a wider projection is; other layouts are copied.
-    The gradient is one packed tensor too. Arithmetic is fp32 whatever the storage dtype; nothing but
-    ``packed`` is kept for the backward. Differentiable once.
-    Raises ``ValueError`` for an odd last dimension, ``TypeError`` for integers.
+    The gradient is one packed tensor too. With ``up`` (..., F) the first argument is the gate alone, of
+    up's shape and dtype, as two linear layers make them, and each has its gradient; nothing is copied.
+    Arithmetic is fp32 whatever the storage dtype; nothing but the arguments is kept for the backward.
+    Differentiable once.
+    Raises ``ValueError`` for an odd last dimension and for an up that does not match the gate,
+    ``TypeError`` for integers.
     """
-    return _glu("swiglu", packed, "silu")
+    return _glu("swiglu", packed, up, "silu")
 
 
-def geglu(packed: torch.Tensor, *, approximate: str = "tanh") -> torch.Tensor:
+def geglu(
+    packed: torch.Tensor, up: torch.Tensor | None = None, *, approximate: str = "tanh"
+) -> torch.Tensor:
     """Compute ``gelu(gate) * up`` of packed (..., 2F) = [gate | up] -> (..., F); see :func:`swiglu`.
 
     ``approximate`` names the GELU as ``torch.nn.functional.gelu`` does: ``"tanh"``, or ``"none"`` for erf.
     Raises ``ValueError`` for any other name.
     """
-    return _glu("geglu", packed, gelu_kind("geglu", approximate))
+    return _glu("geglu", packed, up, gelu_kind("geglu", approximate))
 
 
 class SwiGLU(torch.nn.Module):

@@ -1,7 +1,8 @@
 """Gated linear units on the GPU: one elementwise kernel each way over tiles of rows by columns.
 
-Bytes moved (b per value, T rows, F columns): forward 3*T*F*b, backward 5*T*F*b: every value of the packed
-input, the gradient and the result once. Formulas: see ``reference`` and ``primitives.activations``.
+Bytes moved (b per value, T rows, F columns): forward 3*T*F*b, backward 5*T*F*b: every value of the
+inputs, the gradients and the result once. gate and up may be two tensors or the halves of one: a kernel
+gets a pointer and a row stride of each. Formulas: see ``reference`` and ``primitives.activations``.
 bf16 is widened on load and only rounded on store.
 """
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from stoker_kernels.ops.glu.reference import halves
 from stoker_kernels.primitives.activations import activate, activate_and_slope
 from stoker_kernels.primitives.tiling import candidates, cdiv, tile
 from stoker_kernels.runtime.backend import dense_last_dim
@@ -33,14 +35,15 @@ def _tile_of(columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])
 def glu_fwd_kernel(
-    packed_ptr, y_ptr, stride, rows, columns,
+    gate_ptr, up_ptr, y_ptr, stride_gate, stride_up, rows, columns,
     KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row, column = _tile_of(columns, BLOCK_M, BLOCK_N)
     mask = (row < rows)[:, None] & (column < columns)[None, :]
-    gate_ptrs = packed_ptr + row[:, None] * stride + column[None, :]  # [M, N]
+    gate_ptrs = gate_ptr + row[:, None] * stride_gate + column[None, :]  # [M, N]
+    up_ptrs = up_ptr + row[:, None] * stride_up + column[None, :]
     gate = tl.load(gate_ptrs, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_ptrs + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(up_ptrs, mask=mask, other=0.0).to(tl.float32)
     y = activate(gate, KIND) * up
     y_ptrs = y_ptr + row[:, None] * columns + column[None, :]
     tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=mask)
@@ -48,20 +51,21 @@ def glu_fwd_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def glu_bwd_kernel(
-    dy_ptr, packed_ptr, dpacked_ptr, stride_dy, stride, rows, columns,
-    KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, stride_dy, stride_gate, stride_up, stride_out,
+    rows, columns, KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row, column = _tile_of(columns, BLOCK_M, BLOCK_N)
     mask = (row < rows)[:, None] & (column < columns)[None, :]
-    gate_ptrs = packed_ptr + row[:, None] * stride + column[None, :]  # [M, N]
+    gate_ptrs = gate_ptr + row[:, None] * stride_gate + column[None, :]  # [M, N]
+    up_ptrs = up_ptr + row[:, None] * stride_up + column[None, :]
     dy_ptrs = dy_ptr + row[:, None] * stride_dy + column[None, :]
     gate = tl.load(gate_ptrs, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_ptrs + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(up_ptrs, mask=mask, other=0.0).to(tl.float32)
     dy = tl.load(dy_ptrs, mask=mask, other=0.0).to(tl.float32)
     value, slope = activate_and_slope(gate, KIND)
-    dgate_ptrs = dpacked_ptr + row[:, None] * (2 * columns) + column[None, :]
-    tl.store(dgate_ptrs, (dy * up * slope).to(dpacked_ptr.dtype.element_ty), mask=mask)
-    tl.store(dgate_ptrs + columns, (dy * value).to(dpacked_ptr.dtype.element_ty), mask=mask)
+    out = row[:, None] * stride_out + column[None, :]
+    tl.store(dgate_ptr + out, (dy * up * slope).to(dgate_ptr.dtype.element_ty), mask=mask)
+    tl.store(dup_ptr + out, (dy * value).to(dup_ptr.dtype.element_ty), mask=mask)
 
 
 def config_for(kernel: str, columns: int, dtype: torch.dtype) -> Config:
@@ -78,19 +82,41 @@ def grid_of(rows: int, columns: int, config: Config) -> tuple[int]:
     return (cdiv(rows, config["BLOCK_M"]) * cdiv(columns, config["BLOCK_N"]),)
 
 
+def _fwd(gate: torch.Tensor, up: torch.Tensor, y: torch.Tensor, kind: str) -> None:
+    """Fill y (..., F) of gate, up (T, F), whose last dimension is dense."""
+    rows, columns = gate.shape
+    config = config_for("glu_fwd", columns, y.dtype)
+    launch(
+        glu_fwd_kernel, grid_of(rows, columns, config),
+        gate, up, y, gate.stride(0), up.stride(0), rows, columns, KIND=kind, on=y, **config,
+    )  # fmt: skip
+
+
+def _bwd(
+    dy: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    dgate: torch.Tensor,
+    dup: torch.Tensor,
+    kind: str,
+) -> None:
+    """Fill dgate, dup (T, F), of equal strides."""
+    rows, columns = gate.shape
+    dy = dense_last_dim(dy.reshape(rows, columns))
+    config = config_for("glu_bwd", columns, dgate.dtype)
+    launch(
+        glu_bwd_kernel, grid_of(rows, columns, config),
+        dy, gate, up, dgate, dup, dy.stride(0), gate.stride(0), up.stride(0), dgate.stride(0),
+        rows, columns, KIND=kind, on=dgate, **config,
+    )  # fmt: skip
+
+
 def glu_fwd(packed: torch.Tensor, kind: str) -> torch.Tensor:
     """Compute ``reference.glu_fwd`` on the GPU."""
     columns = packed.shape[-1] // 2
     y = packed.new_empty((*packed.shape[:-1], columns))
     if y.numel():
-        packed_rows = dense_last_dim(packed.reshape(-1, 2 * columns))  # [T, 2F]
-        rows = packed_rows.shape[0]
-        config = config_for("glu_fwd", columns, packed.dtype)
-        launch(
-            glu_fwd_kernel, grid_of(rows, columns, config),
-            packed_rows, y, packed_rows.stride(0), rows, columns,
-            KIND=kind, on=packed, **config,
-        )  # fmt: skip
+        _fwd(*halves(dense_last_dim(packed.reshape(-1, 2 * columns))), y, kind)
     return y
 
 
@@ -99,13 +125,27 @@ def glu_bwd(dy: torch.Tensor, packed: torch.Tensor, kind: str) -> torch.Tensor:
     columns = packed.shape[-1] // 2
     dpacked = packed.new_empty(packed.shape)
     if dpacked.numel():
-        packed_rows = dense_last_dim(packed.reshape(-1, 2 * columns))  # [T, 2F]
-        dy_rows = dense_last_dim(dy.reshape(-1, columns))  # [T, F]
-        rows = packed_rows.shape[0]
-        config = config_for("glu_bwd", columns, packed.dtype)
-        launch(
-            glu_bwd_kernel, grid_of(rows, columns, config),
-            dy_rows, packed_rows, dpacked, dy_rows.stride(0), packed_rows.stride(0), rows, columns,
-            KIND=kind, on=packed, **config,
-        )  # fmt: skip
+        gate, up = halves(dense_last_dim(packed.reshape(-1, 2 * columns)))
+        _bwd(dy, gate, up, *halves(dpacked.view(-1, 2 * columns)), kind)
     return dpacked
+
+
+def glu_pair_fwd(gate: torch.Tensor, up: torch.Tensor, kind: str) -> torch.Tensor:
+    """Compute ``reference.glu_pair_fwd`` on the GPU."""
+    y = gate.new_empty(gate.shape)
+    if y.numel():
+        gate, up = (dense_last_dim(t.reshape(-1, gate.shape[-1])) for t in (gate, up))
+        _fwd(gate, up, y, kind)
+    return y
+
+
+def glu_pair_bwd(
+    dy: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, kind: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute ``reference.glu_pair_bwd`` on the GPU."""
+    dgate, dup = gate.new_empty(gate.shape), up.new_empty(up.shape)
+    if dgate.numel():
+        columns = gate.shape[-1]
+        gate, up = (dense_last_dim(t.reshape(-1, columns)) for t in (gate, up))
+        _bwd(dy, gate, up, dgate.view(-1, columns), dup.view(-1, columns), kind)
+    return dgate, dup

@@ -14,6 +14,7 @@ from stoker_kernels.runtime.backend import (
     Backend,
     backend_for,
     check_devices,
+    check_weight,
     compute_dtype,
     register_op,
 )
@@ -33,13 +34,14 @@ def _eager(backend: Backend, h: torch.Tensor) -> ModuleType:
 def _fwd(
     x: torch.Tensor,
     residual: torch.Tensor | None,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     seed: torch.Tensor | None,
     eps: float,
     dropout_p: float,
+    offset: float = 0.0,
 ) -> Four:
-    options = Options(seed, dropout_p, residual is not None, bias is not None)
+    options = Options(seed, dropout_p, residual is not None, bias is not None, offset)
     backend = backend_for(x)
     if backend is Backend.TRITON:
         from stoker_kernels.ops.layer_norm import triton
@@ -52,11 +54,12 @@ def _fwd(
 def _fwd_fake(
     x: torch.Tensor,
     residual: torch.Tensor | None,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     seed: torch.Tensor | None,
     eps: float,
     dropout_p: float,
+    offset: float = 0.0,
 ) -> Four:
     h = x.new_empty(0 if residual is None and seed is None else x.shape)
     mean, rstd = (x.new_empty(x.shape[:-1], dtype=compute_dtype(x.dtype)) for _ in range(2))
@@ -67,7 +70,7 @@ def _bwd(
     dy: torch.Tensor,
     dh: torch.Tensor | None,
     h: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     mean: torch.Tensor,
     rstd: torch.Tensor,
     *rest: Any,
@@ -85,7 +88,7 @@ def _bwd_fake(
     dy: torch.Tensor,
     dh: torch.Tensor | None,
     h: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     mean: torch.Tensor,
     rstd: torch.Tensor,
     *rest: Any,
@@ -93,21 +96,22 @@ def _bwd_fake(
 ) -> Four:
     options = Options(*rest, **named)
     dresidual = h.new_empty(h.shape if options.has_residual and options.seed is not None else 0)
-    db = weight.new_empty(weight.shape if options.has_bias else 0)
-    return h.new_empty(h.shape), dresidual, weight.new_empty(weight.shape), db
+    dw = h.new_empty(0) if weight is None else weight.new_empty(weight.shape)
+    return h.new_empty(h.shape), dresidual, dw, dw.new_empty(dw.shape if options.has_bias else 0)
 
 
 _FWD = register_op(
     "layer_norm_fwd",
-    "(Tensor x, Tensor? residual, Tensor weight, Tensor? bias, Tensor? seed, float eps,"
-    " float dropout_p) -> (Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, Tensor? seed, float eps,"
+    " float dropout_p, float offset=0.0) -> (Tensor, Tensor, Tensor, Tensor)",
     _fwd,
     _fwd_fake,
 )
 _BWD = register_op(
     "layer_norm_bwd",
-    "(Tensor dy, Tensor? dh, Tensor h, Tensor weight, Tensor mean, Tensor rstd, Tensor? seed,"
-    " float dropout_p, bool has_residual, bool has_bias) -> (Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor dy, Tensor? dh, Tensor h, Tensor? weight, Tensor mean, Tensor rstd,"
+    " Tensor? seed, float dropout_p, bool has_residual, bool has_bias, float offset=0.0)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
     _bwd,
     _bwd_fake,
 )
@@ -118,14 +122,18 @@ class _LayerNormFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        eps: float,
+        offset: float,
     ) -> tuple[torch.Tensor, ...]:
-        y, _, mean, rstd = _FWD(x, None, weight, bias, None, eps, 0.0)
+        y, _, mean, rstd = _FWD(x, None, weight, bias, None, eps, 0.0, offset)
         return y, mean, rstd
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        x, weight, bias, _ = inputs
+        x, weight, bias, _, ctx.offset = inputs
         ctx.save_for_backward(x, weight, *output[1:])
         ctx.mark_non_differentiable(*output[1:])
         ctx.has_bias = bias is not None
@@ -133,8 +141,10 @@ class _LayerNormFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor, *_: Any) -> tuple[Any, ...]:
-        dx, _, dw, db = _BWD(dy, None, *ctx.saved_tensors, None, 0.0, False, ctx.has_bias)
-        return dx, dw, db if ctx.has_bias else None, None
+        saved = ctx.saved_tensors
+        dx, _, dw, db = _BWD(dy, None, *saved, None, 0.0, False, ctx.has_bias, ctx.offset)
+        dw = None if saved[1] is None else dw
+        return dx, dw, db if ctx.has_bias else None, None, None
 
 
 class _DropoutAddLayerNormFunction(torch.autograd.Function):
@@ -144,18 +154,19 @@ class _DropoutAddLayerNormFunction(torch.autograd.Function):
     def forward(
         x: torch.Tensor,
         residual: torch.Tensor | None,
-        weight: torch.Tensor,
+        weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         seed: torch.Tensor | None,
         eps: float,
         dropout_p: float,
+        offset: float,
     ) -> Four:
-        y, h, mean, rstd = _FWD(x, residual, weight, bias, seed, eps, dropout_p)
+        y, h, mean, rstd = _FWD(x, residual, weight, bias, seed, eps, dropout_p, offset)
         return y, h, mean, rstd
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Four) -> None:
-        _, residual, weight, bias, seed, _, ctx.dropout_p = inputs
+        _, residual, weight, bias, seed, _, ctx.dropout_p, ctx.offset = inputs
         _, h, mean, rstd = output
         ctx.save_for_backward(h, weight, mean, rstd, seed)
         ctx.mark_non_differentiable(mean, rstd)
@@ -170,27 +181,29 @@ class _DropoutAddLayerNormFunction(torch.autograd.Function):
         saved = ctx.saved_tensors  # once: a checkpoint unpacks them only once
         if dy is None:
             dy = torch.zeros_like(saved[0])
-        dx, dresidual, dw, db = _BWD(dy, dh, *saved, ctx.dropout_p, ctx.has_residual, ctx.has_bias)
+        parts = ctx.dropout_p, ctx.has_residual, ctx.has_bias, ctx.offset
+        dx, dresidual, dw, db = _BWD(dy, dh, *saved, *parts)
         if saved[4] is None:  # no dropout
             dresidual = dx
         return (
-            dx, dresidual if ctx.has_residual else None, dw, db if ctx.has_bias else None,
-            None, None, None,
+            dx, dresidual if ctx.has_residual else None, None if saved[1] is None else dw,
+            db if ctx.has_bias else None, None, None, None, None,
         )  # fmt: skip
 
 
 @overload
 def layer_norm(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     bias: torch.Tensor | None = None,
     *,
     eps: float = 1e-5,
+    offset: float = 0.0,
 ) -> torch.Tensor: ...
 @overload
 def layer_norm(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     bias: torch.Tensor | None = None,
     *,
     eps: float = 1e-5,
@@ -198,11 +211,12 @@ def layer_norm(
     dropout_p: float = 0.0,
     training: bool = True,
     seed: torch.Tensor | None = None,
+    offset: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 @overload
 def layer_norm(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     bias: torch.Tensor | None = None,
     *,
     eps: float = 1e-5,
@@ -210,10 +224,11 @@ def layer_norm(
     dropout_p: float = 0.0,
     training: bool = True,
     seed: torch.Tensor | None = None,
+    offset: float = 0.0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
 def layer_norm(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     bias: torch.Tensor | None = None,
     *,
     eps: float = 1e-5,
@@ -221,9 +236,12 @@ def layer_norm(
     dropout_p: float = 0.0,
     training: bool = True,
     seed: torch.Tensor | None = None,
+    offset: float = 0.0,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Normalise the last dimension of x (..., N) with weight, bias (N,); the result is in x's dtype.
 
+    The factor is ``offset + weight``, summed in fp32: NeMo's "1p" norms have offset 1. Without a weight
+    (None) there is neither bias nor offset.
     With ``residual`` (..., N) of x's dtype or ``dropout_p`` above 0, one pass computes
     ``h = residual + dropout(x)``, rounded to x's dtype, and returns ``(layer_norm(h), h)``: h is the
     residual stream for the next block, and its gradient joins in the same backward pass. Dropout
@@ -233,12 +251,14 @@ def layer_norm(
     whatever the storage dtype. Differentiable once.
     Raises ``ValueError`` when a shape, dtype, device or probability does not fit, ``TypeError`` for integers.
     """
-    if x.ndim == 0 or not x.shape[-1] or weight.shape != x.shape[-1:]:
-        raise ValueError(
-            f"layer_norm: weight must have shape (N,), N >= 1, for x (..., N), "
-            f"got {tuple(weight.shape)} for {tuple(x.shape)}"
-        )
-    if bias is not None and (bias.shape != weight.shape or bias.dtype != weight.dtype):
+    check_weight("layer_norm", x, weight, offset)
+    if bias is not None and weight is None:
+        raise ValueError("layer_norm: bias needs a weight\npass ones for the weight")
+    if (
+        bias is not None
+        and weight is not None
+        and (bias.shape != weight.shape or bias.dtype != weight.dtype)
+    ):
         raise ValueError(
             f"layer_norm: bias must match weight, got {tuple(bias.shape)} {bias.dtype} "
             f"for {tuple(weight.shape)} {weight.dtype}"
@@ -255,24 +275,20 @@ def layer_norm(
             f"layer_norm: seed must be (1,) int64 on {x.device}, as philox.draw_seed makes it, got "
             f"{tuple(seed.shape)} {seed.dtype} on {seed.device}"
         )
-    if not (x.is_floating_point() and weight.is_floating_point()):
-        raise TypeError(
-            f"layer_norm: x and weight must be floating point, got {x.dtype}, {weight.dtype}"
-        )
     check_devices("layer_norm", x, weight=weight, bias=bias, residual=residual)
     threshold_of(dropout_p, "layer_norm: dropout_p")
     if not (training and dropout_p):
         seed = None
     elif seed is None:
         seed = draw_seed(x.device)
-    bias = bias.view_as(bias) if bias is weight else bias
+    bias = bias.view_as(bias) if bias is not None and bias is weight else bias
     if residual is None and seed is None:
-        y: torch.Tensor = _LayerNormFunction.apply(x, weight, bias, eps)[0]
+        y: torch.Tensor = _LayerNormFunction.apply(x, weight, bias, eps, offset)[0]
         return (y, x) if dropout_p else y
     # One tensor passed twice: torch 2.11's compiled autograd.Function halves its gradient. Views differ.
     residual = residual.view_as(residual) if residual is x else residual
     both: tuple[torch.Tensor, torch.Tensor] = _DropoutAddLayerNormFunction.apply(
-        x, residual, weight, bias, seed, eps, 0.0 if seed is None else dropout_p
+        x, residual, weight, bias, seed, eps, 0.0 if seed is None else dropout_p, offset
     )[:2]
     return both
 

@@ -5,7 +5,7 @@ per row of N values, everything in fp32 (fp64 for fp64 inputs):
     h    = residual + keep * x / (1 - p)   (without dropout keep is 1 and p is 0; without a residual it
                                            is 0), rounded to x's dtype
     mean = sum(h) / N,  rstd = 1 / sqrt(sum((h - mean)^2) / N + eps)
-    hhat = (h - mean) * rstd,  y = hhat * w + b
+    hhat = (h - mean) * rstd,  y = hhat * w + b,  w = offset + weight (1 without a weight)
     dw   = sum over rows of dy * hhat,  db = sum over rows of dy
     g    = dy * w
     dresidual = rstd * (g - hhat * mean(g * hhat) - mean(g)) + dh
@@ -20,29 +20,39 @@ from typing import NamedTuple
 
 import torch
 
-from stoker_kernels.primitives.philox import keep_mask, threshold_of
+from stoker_kernels.primitives.philox import keep_mask, keep_scale_of, threshold_of
 from stoker_kernels.runtime.backend import compute_dtype
 
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class Options(NamedTuple):
-    """The parts that a call has: dropout by ``seed`` (1,) int64, or None without; a residual; a bias."""
+    """The parts that a call has: dropout by ``seed`` (1,) int64, or None without; a residual; a bias.
+
+    ``offset`` is added to the weight.
+    """
 
     seed: torch.Tensor | None = None
     dropout_p: float = 0.0
     has_residual: bool = False
     has_bias: bool = False
+    offset: float = 0.0
 
     @property
     def threshold(self) -> int:
-        """Dropout probability in 2^-24ths."""
+        """Dropout probability in 2^-16ths."""
         return threshold_of(self.dropout_p, "dropout_p")
+
+    def scale(self, weight: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """Return w of the formulas in ``dtype``, or None for 1."""
+        if weight is None:
+            return None
+        return weight.to(dtype) + self.offset if self.offset else weight.to(dtype)
 
     @property
     def keep_scale(self) -> float:
         """The factor of survivors, so that dropout keeps the expectation; 0 when none survive."""
-        return 0.0 if self.dropout_p == 1.0 else 1.0 / (1.0 - self.dropout_p)
+        return keep_scale_of(self.dropout_p)
 
 
 def dropout_mask(seed: torch.Tensor, shape: torch.Size, dropout_p: float) -> torch.Tensor:
@@ -84,7 +94,7 @@ def _dropped(wide: torch.Tensor, seed: torch.Tensor, options: Options) -> torch.
 def layer_norm_fwd(
     x: torch.Tensor,
     residual: torch.Tensor | None,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     eps: float,
     options: Options,
@@ -98,7 +108,10 @@ def layer_norm_fwd(
     mean = wide.mean(-1, keepdim=True)
     wide = wide - mean
     rstd = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    y = (wide * rstd).mul_(weight.to(wide.dtype))
+    y = wide * rstd
+    scale = options.scale(weight, wide.dtype)
+    if scale is not None:
+        y.mul_(scale)
     if bias is not None:
         y += bias
     h = x.new_empty(0) if h is x else h
@@ -109,22 +122,23 @@ def layer_norm_bwd(
     dy: torch.Tensor,
     dh: torch.Tensor | None,
     h: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     mean: torch.Tensor,
     rstd: torch.Tensor,
     options: Options,
 ) -> Four:
     """Map dy, dh, h (..., N), weight (N,), mean, rstd (...) -> dx, dresidual (..., N), dw, db (N,).
 
-    Without dropout dresidual is dx and returned empty, as is db without a bias.
+    Without dropout dresidual is dx and returned empty, as are dw without a weight, db without a bias.
     """
     n = h.shape[-1]
     rstd_rows = rstd.reshape(-1, 1)
     dy_rows = dy.to(rstd.dtype).reshape(-1, n)
     hhat = (h.reshape(-1, n) - mean.reshape(-1, 1)).mul_(rstd_rows)
-    dw = (dy_rows * hhat).sum(0).to(weight.dtype)
-    db = dy_rows.sum(0).to(weight.dtype) if options.has_bias else weight.new_empty(0)
-    grad = dy_rows * weight.to(rstd.dtype)
+    dw = h.new_empty(0) if weight is None else (dy_rows * hhat).sum(0).to(weight.dtype)
+    db = dy_rows.sum(0).to(dw.dtype) if options.has_bias else dw.new_empty(0)
+    scale = options.scale(weight, rstd.dtype)
+    grad = dy_rows.clone() if scale is None else dy_rows * scale
     mean_of_product = (grad * hhat).mean(-1, keepdim=True)
     wide = grad.sub_(grad.mean(-1, keepdim=True)).addcmul_(hhat, mean_of_product, value=-1.0)
     wide.mul_(rstd_rows)

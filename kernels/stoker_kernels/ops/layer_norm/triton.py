@@ -41,7 +41,8 @@ WARPS_PER_SM = 20  # backward: as many as registers hold; more would only write 
 def layer_norm_fwd_kernel(
     x_ptr, residual_ptr, w_ptr, b_ptr, seed_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr,
     stride_x, stride_residual, rows, columns, eps, threshold, keep_scale,
-    HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    DROPOUT: tl.constexpr, OFFSET: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [M] int64: T*N > 2^31
@@ -51,8 +52,8 @@ def layer_norm_fwd_kernel(
     x = tl.load(x_ptr + row[:, None] * stride_x + column[None, :], mask=mask, other=0.0)
     h = x.to(tl.float32)  # [M, N]
     if DROPOUT:
-        keep = keep_tile(tl.load(seed_ptr), row, columns, 0, threshold, BLOCK_M, BLOCK_N)
-        h = tl.where(keep, h * keep_scale, 0.0)
+        keep = keep_tile(tl.load(seed_ptr), row, columns, 0, threshold, BLOCK_M, BLOCK_N, True)
+        h = tl.where(keep, h, 0.0) * keep_scale
     if HAS_RESIDUAL:
         residual_ptrs = residual_ptr + row[:, None] * stride_residual + column[None, :]
         h += tl.load(residual_ptrs, mask=mask, other=0.0).to(tl.float32)
@@ -63,8 +64,10 @@ def layer_norm_fwd_kernel(
     mean = tl.sum(h, 1) / columns  # [M]
     centred = tl.where((column < columns)[None, :], h - mean[:, None], 0.0)
     rstd = tl.rsqrt(tl.sum(centred * centred, 1) / columns + eps)  # [M]
-    w = tl.load(w_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-    y = centred * rstd[:, None] * w[None, :]
+    y = centred * rstd[:, None]
+    if HAS_WEIGHT:
+        w = tl.load(w_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+        y *= (w + OFFSET)[None, :]
     if HAS_BIAS:
         y += tl.load(b_ptr + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
     tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
@@ -82,7 +85,8 @@ def _two_sums(a, b):  # fmt: skip
 def layer_norm_bwd_kernel(
     dy_ptr, dh_ptr, h_ptr, w_ptr, mean_ptr, rstd_ptr, seed_ptr, dx_ptr, dresidual_ptr, partial_ptr,
     stride_dy, stride_dh, stride_h, rows, columns, threshold, keep_scale,
-    HAS_DH: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, TWO_STORES: tl.constexpr,
+    HAS_DH: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
+    TWO_STORES: tl.constexpr, OFFSET: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     # Waiting for the sums, 16-bit values take few registers; fp32 ones would spill.
@@ -105,12 +109,14 @@ def layer_norm_bwd_kernel(
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
         hhat = (h.to(tl.float32) - mean[:, None]) * rstd[:, None]  # [M, N]; past N, dy is 0
         dy = dy.to(tl.float32)
-        dw += tl.sum(dy * hhat, 0)
         if HAS_BIAS:
             db += tl.sum(dy, 0)
-        # From the cache every time: held in registers it would cost a program per multiprocessor.
-        w = tl.load(w_ptr + column, mask=column < columns, other=0.0)
-        grad = dy * w.to(tl.float32)[None, :]
+        grad = dy
+        if HAS_WEIGHT:
+            dw += tl.sum(dy * hhat, 0)
+            # From the cache every time: held in registers it would cost a program per multiprocessor.
+            w = tl.load(w_ptr + column, mask=column < columns, other=0.0)
+            grad = dy * (w.to(tl.float32) + OFFSET)[None, :]
         product, total = _two_sums(grad * hhat, grad)  # [M]
         mean_of_product, mean_of_grad = product / columns, total / columns
         grad = (grad - hhat * mean_of_product[:, None] - mean_of_grad[:, None]) * rstd[:, None]
@@ -123,11 +129,12 @@ def layer_norm_bwd_kernel(
             dresidual = grad.to(dresidual_ptr.dtype.element_ty)
             tl.store(dresidual_ptr + out, dresidual, mask=mask)
         if DROPOUT:
-            keep = keep_tile(tl.load(seed_ptr), row, columns, 0, threshold, BLOCK_M, BLOCK_N)
-            grad = tl.where(keep, grad * keep_scale, 0.0)
+            keep = keep_tile(tl.load(seed_ptr), row, columns, 0, threshold, BLOCK_M, BLOCK_N, True)
+            grad = tl.where(keep, grad, 0.0) * keep_scale
         tl.store(dx_ptr + out, grad.to(dx_ptr.dtype.element_ty), mask=mask)
     partial = partial_ptr + program.to(tl.int64) * columns + column
-    tl.store(partial, dw, mask=column < columns)
+    if HAS_WEIGHT:
+        tl.store(partial, dw, mask=column < columns)
     if HAS_BIAS:
         db_partial = partial + tl.num_programs(0).to(tl.int64) * columns
         tl.store(db_partial, db, mask=column < columns)
@@ -140,7 +147,10 @@ def tile(columns: int) -> Config:
 
 
 def forward_tile(columns: int, dtype: torch.dtype, plain: bool) -> Config:
-    """Return :func:`tile`; with half the warps where one narrow row is all that a program has to wait for."""
+    """Return :func:`tile`; with half the warps where one narrow row is all that a program has to wait for.
+
+    Or where it computes more than it waits (dropout): then what a thread does once is for twice the values.
+    """
     base = tile(columns)
     if plain and base["BLOCK_N"] == 4096 and dtype.itemsize == 2:
         return {**base, "num_warps": 4}
@@ -176,7 +186,7 @@ def config_for(
 def layer_norm_fwd(
     x: torch.Tensor,
     residual: torch.Tensor | None,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     eps: float,
     options: Options,
@@ -190,16 +200,17 @@ def layer_norm_fwd(
     h = x.new_empty(x.shape if dropout or residual is not None else 0)
     mean, rstd = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
     if y.numel():
-        base = forward_tile(columns, x.dtype, plain=not dropout and residual is None)
+        base = forward_tile(columns, x.dtype, plain=dropout or residual is None)
         config = config_for("layer_norm_fwd", base, columns, x.dtype, dropout)
         launch(
             layer_norm_fwd_kernel, (cdiv(rows, config["BLOCK_M"]),),
-            x_rows, r_rows, weight.contiguous(), weight if bias is None else bias.contiguous(),
-            weight if options.seed is None else options.seed, y, h, mean, rstd,
+            x_rows, r_rows, x_rows if weight is None else weight.contiguous(),
+            x_rows if bias is None else bias.contiguous(),
+            x_rows if options.seed is None else options.seed, y, h, mean, rstd,
             x_rows.stride(0), r_rows.stride(0), rows, columns, eps,
             options.threshold, options.keep_scale,
-            HAS_RESIDUAL=options.has_residual, HAS_BIAS=options.has_bias, DROPOUT=dropout,
-            on=x, **config,
+            HAS_RESIDUAL=options.has_residual, HAS_WEIGHT=weight is not None,
+            HAS_BIAS=options.has_bias, DROPOUT=dropout, OFFSET=options.offset, on=x, **config,
         )  # fmt: skip
     return y, h, mean, rstd
 
@@ -208,7 +219,7 @@ def layer_norm_bwd(
     dy: torch.Tensor,
     dh: torch.Tensor | None,
     h: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     mean: torch.Tensor,
     rstd: torch.Tensor,
     options: Options,
@@ -223,21 +234,25 @@ def layer_norm_bwd(
     dx = h.new_empty(h.shape)
     dresidual = h.new_empty(h.shape if two_stores else 0)
     if not dx.numel():
-        zeros = torch.zeros_like(weight)
-        return dx, dresidual, zeros, zeros.clone() if options.has_bias else weight.new_empty(0)
+        zeros = h.new_empty(0) if weight is None else torch.zeros_like(weight)
+        return dx, dresidual, zeros, zeros.clone() if options.has_bias else zeros.new_empty(0)
     base = backward_tile(columns, h.dtype, dropout)
     config = config_for("layer_norm_bwd", base, columns, h.dtype, dropout)
     programs = partial_count(device_of(layer_norm_bwd_kernel, h), rows, config)
     config = {name: value for name, value in config.items() if name != "PROGRAMS"}
-    partial = h.new_empty((2 if options.has_bias else 1, programs, columns), dtype=torch.float32)
+    kinds = 0 if weight is None else 2 if options.has_bias else 1
+    partial = h.new_empty((kinds, programs, columns), dtype=torch.float32)
     launch(
         layer_norm_bwd_kernel, (programs,),
-        dy_rows, dh_rows, h_rows, weight.contiguous(), mean.contiguous(), rstd.contiguous(),
-        weight if options.seed is None else options.seed, dx, dresidual, partial,
+        dy_rows, dh_rows, h_rows, h_rows if weight is None else weight.contiguous(),
+        mean.contiguous(), rstd.contiguous(),
+        h_rows if options.seed is None else options.seed, dx, dresidual, partial,
         dy_rows.stride(0), dh_rows.stride(0), h_rows.stride(0), rows, columns,
         options.threshold, options.keep_scale,
-        HAS_DH=dh is not None, HAS_BIAS=options.has_bias, DROPOUT=dropout, TWO_STORES=two_stores,
-        on=h, **config,
+        HAS_DH=dh is not None, HAS_WEIGHT=weight is not None, HAS_BIAS=options.has_bias,
+        DROPOUT=dropout, TWO_STORES=two_stores, OFFSET=options.offset, on=h, **config,
     )  # fmt: skip
+    if weight is None:
+        return dx, dresidual, h.new_empty(0), h.new_empty(0)
     sums = sum_partials(partial, weight.dtype)
     return dx, dresidual, sums[0], sums[1] if options.has_bias else weight.new_empty(0)

@@ -32,7 +32,8 @@ WARPS_PER_SM = 24  # backward: as many as registers hold; more would begin when 
 @triton.jit(do_not_specialize=["rows"])
 def rms_norm_fwd_kernel(
     x_ptr, residual_ptr, w_ptr, y_ptr, h_ptr, rstd_ptr, stride_x, stride_residual, rows, columns, eps,
-    HAS_RESIDUAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, OFFSET: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [M] int64: T*N > 2^31
     column = tl.arange(0, BLOCK_N)  # [N]
@@ -46,9 +47,12 @@ def rms_norm_fwd_kernel(
         h = x.to(h_ptr.dtype.element_ty)
         tl.store(h_ptr + out, h, mask=mask)
         x = h.to(tl.float32)  # the norm is of what the backward will read
-    w = tl.load(w_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+    w = 1.0
+    if HAS_WEIGHT:  # asked for before the sum is waited for
+        w = tl.load(w_ptr + column, mask=column < columns, other=0.0).to(tl.float32) + OFFSET
+        w = w[None, :]
     rstd = tl.rsqrt(tl.sum(x * x, 1) / columns + eps)  # [M]
-    y = x * rstd[:, None] * w[None, :]
+    y = x * rstd[:, None] * w
     tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
     tl.store(rstd_ptr + row, rstd, mask=row < rows)
 
@@ -57,7 +61,8 @@ def rms_norm_fwd_kernel(
 def rms_norm_bwd_kernel(
     dy_ptr, dh_ptr, h_ptr, w_ptr, rstd_ptr, dx_ptr, dw_partial_ptr, stride_dy, stride_dh, stride_h,
     rows, columns,
-    HAS_RESIDUAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, HAS_WEIGHT: tl.constexpr, OFFSET: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     # Waiting for the sum, 16-bit values take few registers; fp32 ones would cost a program.
     EARLY: tl.constexpr = dh_ptr.dtype.element_ty.primitive_bitwidth == 16
@@ -77,10 +82,12 @@ def rms_norm_bwd_kernel(
         rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)  # [M]
         hhat = h.to(tl.float32) * rstd[:, None]  # [M, N]
         dy = dy.to(tl.float32)
-        dw += tl.sum(dy * hhat, 0)
-        # From the cache every time: held in registers it would cost a program per multiprocessor.
-        w = tl.load(w_ptr + column, mask=column < columns, other=0.0)
-        dhhat = dy * w.to(tl.float32)[None, :]
+        dhhat = dy
+        if HAS_WEIGHT:
+            dw += tl.sum(dy * hhat, 0)
+            # From the cache every time: held in registers it would cost a program per multiprocessor.
+            w = tl.load(w_ptr + column, mask=column < columns, other=0.0)
+            dhhat = dy * (w.to(tl.float32) + OFFSET)[None, :]
         mean = tl.sum(dhhat * hhat, 1) / columns  # [M]
         dx = (dhhat - hhat * mean[:, None]) * rstd[:, None]
         if HAS_RESIDUAL:
@@ -89,7 +96,9 @@ def rms_norm_bwd_kernel(
             dx += dh.to(tl.float32)
         dx_ptrs = dx_ptr + row[:, None] * columns + column[None, :]
         tl.store(dx_ptrs, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-    tl.store(dw_partial_ptr + program.to(tl.int64) * columns + column, dw, mask=column < columns)
+    if HAS_WEIGHT:
+        dw_partial_ptr += program.to(tl.int64) * columns
+        tl.store(dw_partial_ptr + column, dw, mask=column < columns)
 
 
 def tile(columns: int) -> Config:
@@ -115,7 +124,11 @@ def config_for(kernel: str, base: Config, columns: int, dtype: torch.dtype) -> C
 
 
 def rms_norm_fwd(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    eps: float,
+    offset: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return y, h, rstd, as ``reference.rms_norm_fwd``."""
     columns = x.shape[-1]
@@ -128,9 +141,10 @@ def rms_norm_fwd(
         config = config_for("rms_norm_fwd", tile(columns), columns, x.dtype)
         launch(
             rms_norm_fwd_kernel, (cdiv(rows, config["BLOCK_M"]),),
-            x_rows, r_rows, weight.contiguous(), y, h, rstd,
+            x_rows, r_rows, x_rows if weight is None else weight.contiguous(), y, h, rstd,
             x_rows.stride(0), r_rows.stride(0), rows, columns, eps,
-            HAS_RESIDUAL=residual is not None, on=x, **config,
+            HAS_RESIDUAL=residual is not None, HAS_WEIGHT=weight is not None, OFFSET=offset,
+            on=x, **config,
         )  # fmt: skip
     return y, h, rstd
 
@@ -139,8 +153,9 @@ def rms_norm_bwd(
     dy: torch.Tensor,
     dh: torch.Tensor | None,
     h: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     rstd: torch.Tensor,
+    offset: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return dx, dw, as ``reference.rms_norm_bwd``."""
     columns = h.shape[-1]
@@ -150,15 +165,18 @@ def rms_norm_bwd(
     rows = h_rows.shape[0]
     dx = h.new_empty(h.shape)
     if not dx.numel():
-        return dx, torch.zeros_like(weight)
+        return dx, h.new_empty(0) if weight is None else torch.zeros_like(weight)
     config = config_for("rms_norm_bwd", backward_tile(columns, h.dtype), columns, h.dtype)
     programs = partial_count(device_of(rms_norm_bwd_kernel, h), rows, config)
     config = {name: value for name, value in config.items() if name != "PROGRAMS"}
-    partial = h.new_empty((1, programs, columns), dtype=torch.float32)
+    partial = h.new_empty((0 if weight is None else 1, programs, columns), dtype=torch.float32)
     launch(
         rms_norm_bwd_kernel, (programs,),
-        dy_rows, dh_rows, h_rows, weight.contiguous(), rstd.contiguous(), dx, partial,
+        dy_rows, dh_rows, h_rows, h_rows if weight is None else weight.contiguous(),
+        rstd.contiguous(), dx, partial,
         dy_rows.stride(0), dh_rows.stride(0), h_rows.stride(0), rows, columns,
-        HAS_RESIDUAL=dh is not None, on=h, **config,
+        HAS_RESIDUAL=dh is not None, HAS_WEIGHT=weight is not None, OFFSET=offset, on=h, **config,
     )  # fmt: skip
+    if weight is None:
+        return dx, h.new_empty(0)
     return dx, sum_partials(partial, weight.dtype)[0]

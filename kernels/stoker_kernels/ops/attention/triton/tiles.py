@@ -89,9 +89,24 @@ def store_rows(base, stride, start, row, rows, tile, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
+def prefix_of(prefix_ptr, batch, seq_k, PREFIX: tl.constexpr):
+    """Return how many columns every row of sequence ``batch`` sees, 0 without a prefix."""
+    if PREFIX:
+        return tl.minimum(tl.load(prefix_ptr + batch), seq_k)
+    return 0
+
+
+@triton.jit
+def listed(num_ptr, list_ptr, batch, head, block, stride_b, stride_h, length):
+    """One list of a block mask -> how many blocks it has, and its address. ``length`` is that of any."""
+    place = batch * stride_b + head * stride_h + block
+    return tl.load(num_ptr + place), list_ptr + tl.cast(place, tl.int64) * length
+
+
+@triton.jit
 def columns_of(
-    start_m, seq_q, seq_k, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    start_m, seq_q, seq_k, prefix, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    PREFIX: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Columns that the rows start_m .. start_m + M see -> first, lead, full, end.
 
@@ -117,6 +132,9 @@ def columns_of(
         offset = seq_k - seq_q
         full = tl.maximum(tl.minimum(start_m + 1 + offset, seq_k), 0) // BLOCK_N * BLOCK_N
         end = tl.minimum(start_m + BLOCK_M + offset, seq_k)
+        if PREFIX:
+            full = tl.maximum(full, prefix // BLOCK_N * BLOCK_N)
+            end = tl.maximum(end, prefix)
     else:
         full = seq_k // BLOCK_N * BLOCK_N
         end = seq_k
@@ -125,8 +143,8 @@ def columns_of(
 
 @triton.jit
 def rows_of(
-    start_n, seq_q, seq_k, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr, EDGE_M: tl.constexpr,
+    start_n, seq_q, seq_k, prefix, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    PREFIX: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_M: tl.constexpr,
 ):  # fmt: skip
     """The tiles of rows that see the columns start_n .. start_n + N -> first, full, tail, edges.
 
@@ -155,13 +173,19 @@ def rows_of(
         diagonal = start_n - (seq_k - seq_q)  # the first row that sees the first column
         first = tl.minimum(tl.maximum(diagonal, 0), seq_q) // EDGE_M * EDGE_M
         full = tl.cdiv(tl.minimum(tl.maximum(diagonal + BLOCK_N - 1, 0), seq_q), EDGE_M) * EDGE_M
+        if PREFIX:
+            first = tl.where(start_n < prefix, 0, first)
+            full = tl.where(start_n + BLOCK_N <= prefix, 0, full)
     tail = full + tl.maximum(whole - full, 0) // BLOCK_M * BLOCK_M
     edges = (full - first) // EDGE_M + tl.cdiv(tl.maximum(last - tail, 0), EDGE_M)
     return first, full, tail, edges
 
 
 @triton.jit
-def visible(row, column, seq_q, seq_k, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+def visible(
+    row, column, seq_q, seq_k, prefix, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    PREFIX: tl.constexpr,
+):  # fmt: skip
     """Whether rows see columns, both broadcast against each other. The causal mask covers padded
 
     columns too: they lie right of the diagonal of every real row.
@@ -171,6 +195,8 @@ def visible(row, column, seq_q, seq_k, CAUSAL: tl.constexpr, WINDOW: tl.constexp
         if CAUSAL:
             return (behind >= 0) & (behind < WINDOW)
         return (column < seq_k) & (behind < WINDOW) & (behind > -WINDOW)
+    if PREFIX:
+        return (row + (seq_k - seq_q) >= column) | (column < prefix)
     if CAUSAL:
         return row + (seq_k - seq_q) >= column
     return (column < seq_k) & (row >= 0)

@@ -1,0 +1,1 @@
+"""The kernels of prefix sums and of the radix sort, with their launchers."""
