@@ -1,10 +1,10 @@
 """All-reduce between actors: ``stoker.collective``, torch's own gloo in the same actors, and Ray's.
 
-``python -m benchmarks.collectives`` times 16 bytes (the fixed cost) and 1, 10 and 100 MB on 2 and 4 actors,
-with and without the exchange of headers, beside ``torch.distributed.all_reduce``. ``--peer ray=PYTHON`` has
-the Python of another environment, which has torch and Ray, do the same with ``ray.util.collective``. It is
-Ray's API that both have: so this file imports neither before it knows which. Rounds alternate; medians are
-printed.
+``python -m benchmarks.collectives`` times 16 bytes (the fixed cost), 1 kB, 1, 10, 64 and 100 MB on 2 and 4
+actors, with and without the exchange of headers, beside ``torch.distributed.all_reduce``. ``--peer
+ray=PYTHON`` has the Python of another environment, which has torch and Ray, do the same with
+``ray.util.collective``. It is Ray's API that both have: so this file imports neither before it knows which.
+Within a round the order is drawn, the same on all members; medians are printed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -19,7 +20,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-SIZES = {"16 B": 16, "1 MB": 10**6, "10 MB": 10**7, "100 MB": 10**8}
+SIZES = {
+    "16 B": 16,
+    "1 kB": 10**3,
+    "1 MB": 10**6,
+    "10 MB": 10**7,
+    "64 MB": 64 * 10**6,
+    "100 MB": 10**8,
+}
 TIMEOUT_S = 300.0
 
 
@@ -52,7 +60,9 @@ class Member:
         ways = self._ways(tensor)
         found: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(rounds + 1):
-            for name, reduce in ways.items():
+            order = list(ways.items())
+            random.Random(number).shuffle(order)
+            for name, reduce in order:
                 began_s = time.perf_counter()
                 reduce()
                 if number:  # the first has pages to touch

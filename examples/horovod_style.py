@@ -4,7 +4,7 @@
     python examples/horovod_style.py --replicas 4
 
 The loop averages gradients itself, commits after each batch, and is called again whenever replicas come or
-go. It reads its data itself: for a proof that each sample was used once, take ctx.loader.
+go. What its sampler records is in the job's ledger, which `stoker train verify` checks.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ def main() -> None:
     if result.error:
         raise SystemExit(result.error)
     print(f"loss {result.value:.3f} after {args.epochs} epochs, {result.generations} generations")
+    print(f"ledger exact: {result.ledger_ok}, in {result.steps} steps")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
     kills      SIGKILL of a rank, until the next step
     overhead   statistics, ledger and commits in a step of train_gpt.py
     curve      1 -> 4 -> 2 -> 3 replicas with two SIGKILLs against an unbroken run, in float64
+    live       six jobs arrive over --minutes on 16 fake GPUs: under the policy, with equal shares, simulated
 
 The machine's load is printed before and after. Figures go to results.csv, too, unless ``--out ''``.
 """
@@ -16,7 +17,7 @@ import argparse
 import os
 from pathlib import Path
 
-from benchmarks.elastic_training import equality, overhead, resizing
+from benchmarks.elastic_training import equality, live_jobs, overhead, resizing
 from benchmarks.elastic_training.running import note
 from benchmarks.results import HERE, append, show
 
@@ -29,6 +30,8 @@ WANTED = {
     "sigkill_steps_made_again_worst": 10.0,
     "gpt_step_parts_cost": 2.0,
     "curve_greatest_relative_difference": 1e-5,
+    "live_jobs_mean_jct_by_static": 0.8,
+    "live_jobs_mean_jct_off_simulated": 10.0,
 }
 """The most that is wanted of a figure."""
 
@@ -46,10 +49,13 @@ def main() -> None:
         "kills": lambda given: resizing.after_a_kill(given.parameters, given.count or 4),
         "overhead": lambda given: overhead.cost(given.count or 16),
         "curve": lambda given: equality.curves(),
+        "live": lambda given: live_jobs.compare(given.minutes, given.seed),
     }
     many("rows", nargs="+", choices=list(rows), metavar="ROW")
     many("--parameters", type=int, default=PARAMETERS)
     many("--count", type=int, default=0, help="of resizes, runs, restarts, kills or rounds")
+    many("--minutes", type=float, default=5.0, help="in which jobs arrive; their sizes go with it")
+    many("--seed", type=int, default=2, help="of the arrivals and sizes of jobs")
     many("--out", default=str(Path(HERE) / "results.csv"))
     given = parser.parse_args()
     for name in given.rows:

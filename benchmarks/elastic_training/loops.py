@@ -96,6 +96,83 @@ def curve(ctx: Any, config: dict[str, Any]) -> None:
                     _write(file, ctx, float(ctx.metrics.loss))
 
 
+def paced(ctx: Any, config: dict[str, Any]) -> None:
+    """Fit a line for ``config["steps"]`` steps, each as long as ``config["paces"]`` has it for its placement.
+
+    The passes' time is slept before the backward pass of each, the exchange's in the exchange: so that the
+    job measures either where it belongs. What a step does besides is a part of its passes' time; what comes
+    between two generations is not.
+    """
+    import torch
+
+    torch.manual_seed(0)
+    inputs = torch.randn(256, 16)
+    model = torch.nn.Linear(16, 1)
+    ctx.state(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+    loader = ctx.loader(Repeated(inputs, config["steps"] * config["batch"]), shuffle=False)
+    clock = Metronome(ctx, config["paces"])
+    with _file(config) as file:
+        for _ in ctx.epochs(1):
+            for rows in loader:
+                loss = (model(rows) - rows.sum(1, keepdim=True)).square().mean()
+                clock.end_pass()
+                ctx.backward(loss)
+                generation = ctx.generation
+                if ctx.step(loss=loss) and ctx.rank == 0 and ctx.generation == generation:
+                    _write(file, ctx, 0.0)
+
+
+class Repeated:
+    """``length`` samples: the rows of a tensor, again and again."""
+
+    def __init__(self, rows: Any, length: int) -> None:
+        self._rows, self._length = rows, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, number: int) -> Any:
+        return self._rows[number % len(self._rows)]
+
+
+class Metronome:
+    """The clock of a replica: passes and exchanges end when the pace of its placement says, or later."""
+
+    def __init__(self, ctx: Any, paces: dict[tuple[int, ...], Any]) -> None:
+        self._ctx, self._paces = ctx, paces
+        self._generation = 0
+        self._due_s = 0.0
+        self._pace: Any = None
+        steps = getattr(ctx, "_steps", None)
+        if steps is None:  # a rehearsal takes no time
+            return
+        strategy = steps.kind.strategy
+        finish = strategy.before_optimizer
+
+        def finish_later(exchange: Any, params: Any) -> None:
+            finish(exchange, params)
+            self._sleep(self._pace.exchange_s)
+
+        strategy.before_optimizer = finish_later
+
+    def end_pass(self) -> None:
+        """Sleep to the end of a pass."""
+        ctx = self._ctx
+        if getattr(ctx, "_steps", None) is None:
+            return
+        if ctx.generation != self._generation:
+            self._generation, self._due_s = ctx.generation, time.perf_counter()
+            self._pace = self._paces[tuple(ctx._engine.membership.nodes.values())]
+        self._sleep(self._pace.pass_s)
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep for what is left of ``seconds`` since the last sleep ended; who is late does not catch up."""
+        left_s = self._due_s + seconds - time.perf_counter()
+        if left_s > 0:
+            time.sleep(left_s)
+        self._due_s = time.perf_counter()
+
+
 def _file(config: dict[str, Any]) -> Any:
     return open(f"{config['folder']}/{os.getpid()}", "a", buffering=1)
 

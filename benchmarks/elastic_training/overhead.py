@@ -20,7 +20,14 @@ BATCH = 32
 BLOCK = 128
 ROUND = COMMIT_EVERY
 PARTS = {
-    "statistics": ("meter.begin", "meter.before_optimizer", "meter.end", "_row", "_agree"),
+    "statistics": (
+        "meter.begin",
+        "meter.local_square",
+        "meter.before_optimizer",
+        "meter.end",
+        "_row",
+        "_agree",
+    ),
     "ledger": ("_count",),
     "commit": ("commit_if_due",),
 }

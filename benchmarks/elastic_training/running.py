@@ -22,22 +22,26 @@ COMMIT_EVERY = 10
 
 
 @contextlib.contextmanager
-def cluster(cpus: int, nodes: int = 1) -> Iterator[None]:
-    """A cluster of nodes with so many CPUs each, on this machine; rounds of its scheduler come soon.
+def cluster(
+    cpus: int, nodes: int = 1, *, gpus: int = 0, interval_s: float = 1.0
+) -> Iterator[stoker.ClusterInfo]:
+    """A cluster of nodes with so many CPUs and fake GPUs each, on this machine.
+
+    Rounds of its scheduler come every ``interval_s``, and soon where something happens.
 
     A job gets a power of two of a node's replicas, or whole nodes: other counts need small nodes.
     """
     os.environ |= {
-        "STOKER_ELASTIC_INTERVAL_S": "1",
+        "STOKER_ELASTIC_INTERVAL_S": f"{interval_s:g}",
         "STOKER_ELASTIC_MIN_INTERVAL_S": "0.2",
         "OMP_NUM_THREADS": "1",
     }
-    info = stoker.init(num_cpus=cpus, num_gpus=0, log_to_driver=False)
+    info = stoker.init(num_cpus=cpus, num_gpus=gpus, log_to_driver=False)
     added: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="stoker-nodes-") as folder:
         try:
-            added += [_node(info, cpus, f"{folder}/{n}") for n in range(nodes - 1)]
-            yield
+            added += [_node(info, cpus, gpus, f"{folder}/{n}") for n in range(nodes - 1)]
+            yield info
         finally:
             for one in added:
                 one.terminate()
@@ -46,9 +50,9 @@ def cluster(cpus: int, nodes: int = 1) -> Iterator[None]:
             stoker.shutdown()
 
 
-def _node(info: stoker.ClusterInfo, cpus: int, folder: str) -> subprocess.Popen[bytes]:
+def _node(info: stoker.ClusterInfo, cpus: int, gpus: int, folder: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "stoker_nodelet", "--gcs-url", info.address, "--port", "0"]
-    command += ["--num-cpus", str(cpus), "--num-gpus", "0", "--session-dir", folder]
+    command += ["--num-cpus", str(cpus), "--num-gpus", str(gpus), "--session-dir", folder]
     environ = {**os.environ, "STOKER_TOKEN": info.token}
     return subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
 

@@ -44,8 +44,9 @@ def _next_one(state: ElasticState, planned: PlannedScaling | None, rooms: int) -
     if not rooms:
         return "no node has room for a replica of it: other work has it all"
     least, wanted = state.scaling.min_replicas, sum(planned.target.values())
-    if not state.replicas and rooms < least:
-        return f"it begins with {least} replicas at least, and nodes have room for {rooms}"
+    if len(state.replicas) < least and rooms < least:
+        does = "trains" if state.generation else "begins"
+        return f"it {does} with {least} replicas at least, and nodes have room for {rooms}"
     told = "" if wanted == len(state.replicas) else f"the next round gives it {wanted}; "
     if state.hints is None or state.hints.params is None:
         told += "it has not said yet how fast it is, so it gets few; "
@@ -53,6 +54,12 @@ def _next_one(state: ElasticState, planned: PlannedScaling | None, rooms: int) -
         if not state.replicas and not wanted:
             return f"no round has room for the {least} replicas with which it begins at least"
         return f"{told}it could use no more than it has"
+    if wanted and planned.more_worth <= 0 and planned.speedup and planned.more_speedup:
+        gain = planned.more_speedup / planned.speedup
+        return (
+            f"{told}with {planned.more} replicas it would be {gain:.3g} times as fast as with {wanted}, by "
+            "what it has measured: less than a change of its replicas, and their use to others, cost"
+        )
     text = f"{told}the next, up to {planned.more}, would be worth {planned.more_worth:.3g} each"
     if not planned.held_by or planned.held_worth is None:
         return f"{text}, and no other elastic job has any"

@@ -52,9 +52,10 @@ def line_of(event: Event) -> StoryLine:
     elif isinstance(payload, SlowRank):
         text = f"rank {payload.rank} of job {payload.job_id} is {payload.ratio:g} times slower"
     elif isinstance(payload, GenerationTurn):
+        stays = payload.before == payload.after
         text = (
             f"generation {payload.generation} with {payload.replicas} replicas: "
-            f"{payload.before} -> {payload.after}"
+            f"{f'still {payload.after}' if stays else f'{payload.before} -> {payload.after}'}"
         )
         why = payload.why
     elif isinstance(payload, SlowTask):

@@ -46,6 +46,8 @@ _log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """How often it looks whether something is to be done."""
+SOON_S = 0.2
+"""How soon it looks again after an order, whose next step may be possible by then; doubled for each more."""
 CALL_S = 10.0
 MAX_SIZE = 100_000
 """Nodes, leases and requests of a state that is copied for a round, in about a second."""
@@ -95,29 +97,43 @@ class ElasticController:
 
     async def run(self) -> None:
         """Look until cancelled."""
-        loop = asyncio.get_running_loop()
+        loop, pause_s = asyncio.get_running_loop(), LOOK_S
         while True:
+            has_ordered = False
             try:
-                await self.look(loop.time())
+                if pause_s == LOOK_S:
+                    has_ordered = await self.look(loop.time())
+                else:
+                    has_ordered = await self.step()
             except Exception:
                 # Of one job, or one policy, too little is known to give all others up.
                 _log.exception("elastic jobs keep what they have until the next look")
-            await asyncio.sleep(LOOK_S)
+            soon_s = SOON_S if pause_s == LOOK_S else 2 * pause_s
+            pause_s = min(soon_s, LOOK_S) if has_ordered else LOOK_S
+            await asyncio.sleep(pause_s)
 
-    async def look(self, now_s: float) -> None:
-        """Have a round if one is due, then order the next steps; ``now_s`` is of a clock that never jumps."""
+    async def look(self, now_s: float) -> bool:
+        """Have a round if one is due, then order the next steps; returns whether there were any.
+
+        ``now_s`` is of a clock that never jumps.
+        """
         for group_id in self.directory.strays():
             await self._obey(gen.Release(group_id))
         if not self.directory.jobs:
-            return
+            return False
         seen = self._look_around()
         waited_s = now_s - self._round_at_s
         if waited_s >= self._interval_s or (seen != self._seen and waited_s >= self._least_s):
             self._seen, self._round_at_s = seen, now_s
             await self._round()
+        return await self.step()
+
+    async def step(self) -> bool:
+        """Order the next steps towards what the last round has decided; returns whether there were any."""
         orders = self.orders()
         if orders:
             await asyncio.gather(*(self._obey(order) for order in orders))
+        return bool(orders)
 
     def _look_around(self) -> Seen:
         state = self._engine.state
@@ -204,10 +220,11 @@ class ElasticController:
                     await self._withdraw(order)
                 case gen.Preempt():
                     reason = "it did not answer within its grace: it goes on from its last commit"
-                    await self._take(order.job_id, order.version, order.places, reason, True)
+                    await self._take(order, reason)
                 case gen.Lose():
-                    reason = "the nodes of these replicas are gone"
-                    await self._take(order.job_id, order.version, order.places, reason, False)
+                    await self._take(order, "the nodes of these replicas are gone")
+                case gen.TakeBack():
+                    await self._take(order, "the job has given them back")
         except (ConflictError, NotFoundError) as error:
             _log.info("%s was refused: %s", type(order).__name__.lower(), error)
         except StokerError as error:
@@ -243,6 +260,9 @@ class ElasticController:
         job = self.directory.jobs[order.job_id]
         before = len(job.elastic.replicas) if job.elastic else 0
         more, count = len(order.places) - before, len(order.places)
+        hints = job.elastic.hints if job.elastic else None
+        if more > 0 and hints is not None and hints.spares:
+            return "newcomers of replicas that are replaced come first"
         if not count:
             return "others need its replicas more"
         if more > 0:
@@ -268,13 +288,15 @@ class ElasticController:
             pause_s = min(MAX_PAUSE_S, self._interval_s * 2.0 ** min(state.unanswered, 10))
             self._paused_until_s[order.job_id] = self._engine.now() + pause_s
 
-    async def _take(
-        self, job_id: str, version: int, places: gen.Places, reason: str, preempted: bool
-    ) -> None:
+    async def _take(self, order: gen.Preempt | gen.Lose | gen.TakeBack, reason: str) -> None:
         body = WithdrawReplicas(
-            version=version, replicas=_replicas(places), preempted=preempted, reason=reason
+            version=order.version,
+            replicas=_replicas(order.places),
+            preempted=isinstance(order, gen.Preempt),
+            returned=isinstance(order, gen.TakeBack),
+            reason=reason,
         )
-        await self._change(job_id, "withdraw", body)
+        await self._change(order.job_id, "withdraw", body)
 
     async def _change(
         self, job_id: str, what: str, body: MakeOffer | WithdrawReplicas

@@ -162,8 +162,16 @@ def standing_of(job_id: str, state: ElasticState, groups: list[PlacementGroup]) 
         unused=tuple(unused),
         has_lost=state.lost > 0,
         min_replicas=state.scaling.min_replicas,
+        max_replicas=state.scaling.max_replicas,
         grace_s=state.scaling.grace_s,
+        spares=0 if state.hints is None else state.hints.spares,
+        returned=() if state.hints is None else _held_of(places, state.hints.unwanted),
     )
+
+
+def _held_of(places: Places, unwanted: Iterable[Replica]) -> Places:
+    given_back = set(places_of(unwanted))
+    return tuple(place for place in places if place in given_back)
 
 
 def _reservation(group: PlacementGroup) -> Reservation:

@@ -99,6 +99,7 @@ def _planned(member: Member, queue: str, target: Allocation, worth: Worth | None
         speedup=own.speedup,
         more=own.more,
         more_worth=own.gain,
+        more_speedup=own.more_speedup,
         less_worth=own.loss,
         held_by=holder,
         held_worth=worth.jobs[holder].loss if holder else None,

@@ -172,10 +172,19 @@ class Session:
                 raise self._failure
             return self._state
 
-    def limit(self, *, min_replicas: int, max_replicas: int) -> None:
-        """Change how many replicas the job may have; BadRequestError for limits that nothing keeps."""
+    def limit(
+        self, *, min_replicas: int, max_replicas: int, node_filter: str | None = None
+    ) -> None:
+        """Change how many replicas the job may have, and on which nodes if that is given.
+
+        BadRequestError for limits that nothing keeps.
+        """
+        present = self._state.scaling
         scaling = msgspec.structs.replace(
-            self._state.scaling, min_replicas=min_replicas, max_replicas=max_replicas
+            present,
+            min_replicas=min_replicas,
+            max_replicas=max_replicas,
+            node_filter=present.node_filter if node_filter is None else node_filter,
         )
         self._set(self._call("PUT", "scaling", scaling))
 
@@ -304,7 +313,7 @@ class Session:
 
 def _finite(value: Any) -> Any:
     """Return a number, or None for one that is none."""
-    if isinstance(value, int):
+    if isinstance(value, int | tuple):
         return value
     return float(value) if math.isfinite(value) else None
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _LOOPBACK = "127.0.0.1"
 _LOOK_S = 0.25
 """Between two looks at whether the others were given up."""
+_LEAST_S = 0.001
+"""torch takes a wait of no time for one without a deadline."""
 _LEFT_S = 60.0
 _STORE_SLACK_S = 2.0
 """Rank 0 names the ranks that are missing no later than this after its deadline."""
@@ -137,12 +139,39 @@ class Rendezvous:
             raise
 
     def close(self, store: TCPStore) -> None:
-        """Say that this rank is connected; rank 0 waits for all to say so, and removes the keys."""
+        """Say that this rank is connected; rank 0 waits for all to say so, and removes the keys.
+
+        It waits no longer than the rendezvous may take in all, or until the others are given up: one that
+        died meanwhile holds nobody. Raises as :meth:`open_store` does.
+        """
         store.set(f"stoker/met/{self.rank}", "1")
         if self.rank == 0:
-            everyone = [f"stoker/met/{other}" for other in range(self.world_size)]
-            store.wait(everyone, timedelta(seconds=self.timeout_s))
+            self._wait_until_met(store)
             self.clear()
+
+    def _wait_until_met(self, store: TCPStore) -> None:
+        everyone = [f"stoker/met/{other}" for other in range(self.world_size)]
+        deadline_s = time.monotonic() + self.timeout_s
+        while True:
+            self._check_lives()
+            left_s = max(0.0, deadline_s - time.monotonic())
+            wait_s = left_s if self._abandoned is None else min(left_s, _LOOK_S)
+            try:
+                store.wait(everyone, timedelta(seconds=max(wait_s, _LEAST_S)))
+                return
+            except RuntimeError as error:  # torch's DistStoreError is one
+                if wait_s < left_s:
+                    continue
+                missing = [n for n, key in enumerate(everyone) if not store.check([key])]
+                raise GetTimeoutError(
+                    f"rank {self.rank} of {self._title} waited {self.timeout_s:g} s\n"
+                    f"ranks {missing} came, and did not connect",
+                    extra={"missing_ranks": missing},
+                ) from error
+
+    def _check_lives(self) -> None:
+        if self._abandoned is not None and self._abandoned.is_set():
+            raise ConflictError(f"{self._title} was given up\nit forms again, or not at all")
 
     @property
     def left_s(self) -> float:
@@ -196,11 +225,8 @@ class Rendezvous:
     def _wait(self, key: str, slack_s: float) -> bytes:
         while True:
             left_s = self.left_s + slack_s
+            self._check_lives()
             if self._abandoned is not None:
-                if self._abandoned.is_set():
-                    raise ConflictError(
-                        f"{self._title} was given up\nit forms again, or not at all"
-                    )
                 left_s = min(left_s, _LOOK_S)
             try:
                 return kv.wait(key, timeout=left_s)

@@ -73,6 +73,33 @@ def returns_early(ctx: Any, config: dict[str, Any]) -> None:
                 return
 
 
+def mistaken(ctx: Any, config: dict[str, Any]) -> None:
+    """Make one ``mistake``: a state or data that cannot be, or an exchange ``early``, or past ctx.
+
+    In an exchange past ctx rank 1 does not come: its process is in the file ``waits``.
+    """
+    import torch
+    import torch.distributed as dist
+
+    mistake = config["mistake"]
+    if mistake == "early":
+        dist.all_reduce(torch.ones(1))
+    model = torch.nn.Linear(1, 1).double()
+    more = {"log": (one for one in "ab")} if mistake == "state" else {}
+    ctx.state(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-6), **more)
+    loader = ctx.loader(iter(()) if mistake == "data" else Shards())
+    for _ in ctx.epochs(1000):
+        for numbers in loader:
+            if ctx.generation > 0 and ctx.world_size == 2:
+                if ctx.rank == 1:
+                    with open(f"{config['folder']}/waits", "w") as file:
+                        file.write(f"{os.getpid()}\n")
+                    time.sleep(600)
+                dist.all_reduce(torch.ones(1))
+            ctx.backward(model(numbers).mean())
+            ctx.step()
+
+
 def lines(folder: Path) -> list[Line]:
     """Return the steps of all processes so far, in the order of their time."""
     found = []
@@ -112,12 +139,26 @@ class Shards:
             yield torch.tensor([float(number)], dtype=torch.float64)
 
 
+def stream() -> Any:
+    """Return the same numbers as an iterable that only begins anew, without shards."""
+    import torch
+
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __len__(self) -> int:
+            return sum(Shards.sizes)
+
+        def __iter__(self) -> Any:
+            return iter(torch.arange(len(self), dtype=torch.float64).unsqueeze(1))
+
+    return Stream()
+
+
 def noted(ctx: Any, config: dict[str, Any]) -> None:
     """Train on :class:`Shards`, and note for each step what this rank saw of it: a line of JSON.
 
     ``folder.hold`` keeps replicas from starting, ``most`` is how many samples of a pass fit in memory
-    from step 5 on, ``overflows`` is a step whose loss is no number. A pass takes ``pass_s``, by
-    default 2 ms for each of its samples.
+    from step 5 on, of rank ``scarce`` or of all, ``overflows`` is a step whose loss is no number. A pass
+    takes ``pass_s``, by default 2 ms for each of its samples. ``stream``: the data have no shards.
     """
     import torch
 
@@ -126,13 +167,14 @@ def noted(ctx: Any, config: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1).double()
     ctx.state(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-6))
-    loader = ctx.loader(Shards())
+    loader = ctx.loader(stream(), shuffle=False) if config.get("stream") else ctx.loader(Shards())
     with open(f"{config['folder']}/{os.getpid()}", "a", buffering=1) as file:
         for epoch in ctx.epochs(1000):
             seen: list[int] = []
             passes: list[int] = []
             for numbers in loader:
-                if ctx.step_number >= 5 and len(numbers) > config.get("most", 1000):
+                fits = len(numbers) <= config.get("most", 1000)
+                if ctx.step_number >= 5 and not fits and config.get("scarce", ctx.rank) == ctx.rank:
                     raise MemoryError(f"{len(numbers)} samples do not fit")
                 time.sleep(config.get("pass_s", 0.002 * len(numbers)))
                 noise = torch.randn(len(numbers), 1, dtype=torch.float64)

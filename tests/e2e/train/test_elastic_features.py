@@ -11,22 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import stoker
-from stoker.jobs import JobSubmissionClient
-from stoker.runtime import current
-from stoker.train import Checkpoint, ElasticTrainer, Failure, Scaling
 from stoker_train.elastic.policies import Policy
 from tests.e2e.train import elastic_loops as loops
+from tests.e2e.train.elastic_jobs import WAIT_S, ended, has
 from tests.services import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from stoker_train.elastic.policies import Actions, Metrics
+    from tests.e2e.train.elastic_jobs import Trainers
 
 pytest.importorskip("torch")
 
-WAIT_S = 90.0
 PROGRAM = """from tests.e2e.train.elastic_loops import noted
 
 def loop(ctx, config):
@@ -58,110 +53,8 @@ class InTurn(Policy):
             self.stage = 4
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Four CPUs, and rounds of the scheduler that come soon."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STOKER_SESSION_ROOT", str(tmp_path_factory.mktemp("s")))
-        patch.setenv("STOKER_ELASTIC_INTERVAL_S", "2")
-        patch.setenv("STOKER_ELASTIC_MIN_INTERVAL_S", "0.2")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        stoker.init(num_cpus=4, num_gpus=0, log_to_driver=False, namespace="elastic")
-        try:
-            yield
-        finally:
-            stoker.shutdown()
-
-
-@pytest.fixture
-def trainer(cluster: None, tmp_path: Path) -> Iterator[Callable[..., ElasticTrainer]]:
-    """Make trainers whose steps are noted in ``tmp_path / "steps"``; jobs that go on are stopped."""
-    (tmp_path / "steps").mkdir()
-    made: list[ElasticTrainer] = []
-
-    def make(
-        replicas: tuple[int, int] = (1, 2),
-        loop: Any = loops.noted,
-        policies: tuple[Policy, ...] = (),
-        config: dict[str, Any] | None = None,
-        every: int = 10,
-        **scaling: Any,
-    ) -> ElasticTrainer:
-        made.append(
-            ElasticTrainer(
-                loop,
-                config={"folder": str(tmp_path / "steps"), **(config or {})},
-                scaling=Scaling(
-                    **{
-                        "min_replicas": replicas[0],
-                        "max_replicas": replicas[1],
-                        "resources": {"CPU": 1},
-                        "base_batch": 16,
-                        "interval_s": 1000.0,
-                        **scaling,
-                    }
-                ),
-                policies=policies,
-                checkpoint=Checkpoint(str(tmp_path / "checkpoints"), every=every, commit_every=5),
-                failure=Failure(hang_s=60.0),
-            )
-        )
-        return made[-1]
-
-    yield make
-    identity = current.runtime().identity
-    client = JobSubmissionClient(identity.gcs_url, token=identity.credential.token)
-    for one in made:
-        if one.job_id:
-            client.stop_job(one.job_id)
-            client.wait(one.job_id, timeout_s=WAIT_S)
-
-
-def has(trainer: ElasticTrainer, replicas: int) -> None:
-    """Wait until it trains with so many replicas."""
-    until(
-        lambda: (
-            (now := trainer.progress()).get("replicas") == replicas
-            and now.get("phase") == "RUNNING"
-        ),
-        WAIT_S,
-        f"it trains with {replicas} replicas",
-    )
-
-
-def ended(trainer: ElasticTrainer, steps: Path) -> dict[int, list[dict[str, Any]]]:
-    """Wait for the end; returns what the ranks noted, by step, after a look at what must always hold."""
-    result = trainer.result(WAIT_S)
-    assert not result.error
-    assert result.ledger_ok, result.ledger_problems
-    by_step: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for note in loops.notes(steps):
-        if note["step"] < result.steps:  # later ones were lost, and not made again before the end
-            by_step[note["step"]].append(note)
-    for step, noted in by_step.items():
-        # What was made again after a loss counts as it was made at last.
-        newest = max(one["generation"] for one in noted)
-        by_step[step] = noted = [one for one in noted if one["generation"] == newest]
-        for name in ("epoch", "world", "batch", "lr", "sync"):
-            assert len({repr(one[name]) for one in noted}) == 1, f"{name} of step {step}: {noted}"
-    assert sorted(by_step) == list(range(result.steps)), "each step was noted"
-    epochs: dict[int, list[int]] = defaultdict(list)
-    partly = {max(epoch["epoch"] for one in by_step.values() for epoch in one)}
-    for step, noted in by_step.items():
-        epoch, generation = noted[0]["epoch"], noted[0]["generation"]
-        epochs[epoch] += [number for one in noted for number in one["seen"]]
-        if [one["rank"] for one in noted] != list(range(noted[0]["world"])):
-            after = by_step.get(step + 1, ())
-            assert all(one["generation"] > generation for one in after), (noted, after)
-            partly.add(epoch)  # a rank was killed before it had noted its last step
-    for epoch, seen in epochs.items():
-        assert len(seen) == len(set(seen)), f"a sample of epoch {epoch} was used twice"
-        assert epoch in partly or set(seen) == set(range(96)), f"epoch {epoch} is not whole"
-    return dict(by_step)
-
-
 def test_what_policies_ask_for_is_taken_by_all_ranks_at_one_step(
-    trainer: Callable[..., ElasticTrainer], tmp_path: Path
+    trainer: Trainers, tmp_path: Path
 ) -> None:
     one = trainer(policies=(InTurn(),), replicas=(2, 2), max_batch=48, lr="linear", min_replicas=1)
     one.submit()
@@ -182,7 +75,7 @@ def test_what_policies_ask_for_is_taken_by_all_ranks_at_one_step(
 
 
 def test_a_storm_of_requests_is_coalesced_and_what_users_ask_for_is_taken(
-    trainer: Callable[..., ElasticTrainer], tmp_path: Path
+    trainer: Trainers, tmp_path: Path
 ) -> None:
     one = trainer(max_batch=24)
     one.submit()
@@ -208,7 +101,7 @@ def test_a_storm_of_requests_is_coalesced_and_what_users_ask_for_is_taken(
 
 
 def test_a_job_that_ran_out_of_memory_goes_on_with_smaller_passes_and_chooses_its_batch(
-    trainer: Callable[..., ElasticTrainer], tmp_path: Path
+    trainer: Trainers, tmp_path: Path
 ) -> None:
     one = trainer(
         replicas=(2, 2),
@@ -237,7 +130,7 @@ def test_a_job_that_ran_out_of_memory_goes_on_with_smaller_passes_and_chooses_it
 
 
 def test_a_newcomer_of_another_version_of_the_code_is_quarantined(
-    trainer: Callable[..., ElasticTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: Trainers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "program_of_the_test.py"
     program.write_text(PROGRAM)
@@ -262,7 +155,7 @@ def test_a_newcomer_of_another_version_of_the_code_is_quarantined(
 
 
 def test_too_few_replicas_wait_and_say_so_and_without_survivors_each_rank_has_its_own_state_again(
-    trainer: Callable[..., ElasticTrainer], tmp_path: Path
+    trainer: Trainers, tmp_path: Path
 ) -> None:
     steps, hold = tmp_path / "steps", tmp_path / "steps.hold"
     one = trainer(replicas=(2, 2), config={"overflows": 2}, every=100_000)

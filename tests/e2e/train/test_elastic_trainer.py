@@ -9,85 +9,34 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import stoker
 from stoker.exceptions import BadRequestError, SerializationError
-from stoker.jobs import JobSubmissionClient
-from stoker.runtime import current
 from stoker.train import Checkpoint, ElasticTrainer, Failure, Scaling
 from tests.e2e.train import elastic_loops as loops
+from tests.e2e.train.elastic_jobs import WAIT_S, client, has
 from tests.services import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.e2e.train.elastic_jobs import Trainers
 
 pytest.importorskip("torch")
 
-WAIT_S = 90.0
-TRAINS = "RUNNING"
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Four CPUs, and rounds of the scheduler that come soon."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STOKER_SESSION_ROOT", str(tmp_path_factory.mktemp("s")))
-        patch.setenv("STOKER_ELASTIC_INTERVAL_S", "2")
-        patch.setenv("STOKER_ELASTIC_MIN_INTERVAL_S", "0.2")
-        patch.setenv("OMP_NUM_THREADS", "1")
-        stoker.init(num_cpus=4, num_gpus=0, log_to_driver=False, namespace="elastic")
-        try:
-            yield
-        finally:
-            stoker.shutdown()
-
 
 @pytest.fixture
-def trainer(cluster: None, tmp_path: Path) -> Iterator[Callable[..., ElasticTrainer]]:
-    """Make trainers whose steps are seen in ``tmp_path / "steps"``; jobs that go on are stopped."""
-    (tmp_path / "steps").mkdir()
-    made: list[ElasticTrainer] = []
+def trainer(trainer: Trainers) -> Callable[..., ElasticTrainer]:
+    """Make trainers of the linear loop; what else is given is its config."""
 
-    def make(loop: Any = loops.linear, replicas: tuple[int, int] = (1, 2), **config: Any) -> Any:
-        options = config.pop("options", {})
-        made.append(
-            ElasticTrainer(
-                loop,
-                config={"folder": str(tmp_path / "steps"), "epochs": 2, **config},
-                scaling=Scaling(
-                    min_replicas=replicas[0],
-                    max_replicas=replicas[1],
-                    resources={"CPU": 1},
-                    base_batch=16,
-                ),
-                checkpoint=Checkpoint(str(tmp_path / "checkpoints"), every=20, commit_every=5),
-                failure=Failure(**{"hang_s": 30.0, **options}),
-            )
-        )
-        return made[-1]
+    def make(
+        loop: Any = loops.linear,
+        replicas: tuple[int, int] = (1, 2),
+        hang_s: float = 30.0,
+        **config: Any,
+    ) -> ElasticTrainer:
+        return trainer(loop, replicas, config={"epochs": 2, **config}, every=20, hang_s=hang_s)
 
-    yield make
-    for one in made:
-        if one.job_id:
-            client().stop_job(one.job_id)
-            client().wait(one.job_id, timeout_s=WAIT_S)
-
-
-def client() -> JobSubmissionClient:
-    """The jobs of this test's cluster."""
-    identity = current.runtime().identity
-    return JobSubmissionClient(identity.gcs_url, token=identity.credential.token)
-
-
-def has(trainer: ElasticTrainer, replicas: int) -> None:
-    """Wait until it trains with so many replicas."""
-    until(
-        lambda: (
-            (now := trainer.progress()).get("replicas") == replicas and now.get("phase") == TRAINS
-        ),
-        WAIT_S,
-        f"it trains with {replicas} replicas",
-    )
+    return make
 
 
 def test_a_loop_trains_on_two_replicas_to_its_end(trainer: Callable[..., ElasticTrainer]) -> None:
@@ -101,7 +50,7 @@ def test_a_loop_trains_on_two_replicas_to_its_end(trainer: Callable[..., Elastic
 
 
 def test_options_that_nothing_keeps_are_refused_with_the_field(
-    cluster: None, tmp_path: Path
+    elastic_cluster: None, tmp_path: Path
 ) -> None:
     def refused(field: str, **options: Any) -> None:
         with pytest.raises(BadRequestError, match=f"^{re.escape(field)} ") as caught:
@@ -183,7 +132,7 @@ def test_survivors_of_a_killed_rank_0_go_on_from_their_last_commit(
 def test_a_rank_that_hangs_is_ended_and_the_others_go_on(
     trainer: Callable[..., ElasticTrainer], tmp_path: Path
 ) -> None:
-    one = trainer(replicas=(1, 2), epochs=10_000, sample_s=0.004, options={"hang_s": 5.0})
+    one = trainer(replicas=(1, 2), epochs=10_000, sample_s=0.004, hang_s=5.0)
     one.submit()
     has(one, 2)
     steps = tmp_path / "steps"

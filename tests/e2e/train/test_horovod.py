@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WAIT_S = 120.0
+SAMPLES = 11
 REPO = Path(__file__).resolve().parents[3]
 
 
@@ -34,10 +36,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def loop(ctx: Any, config: dict[str, str]) -> dict[str, Any]:
-    """Add 1 to a weight in each step, as the mean over all ranks, until the test says that it is enough."""
+    """Add 1 to a weight in each step, as the mean over all ranks, for whole epochs until it is enough."""
     import torch
     import torch.distributed as dist
     from torch import nn
+
+    def total(value: float) -> float:
+        told = torch.tensor([value])
+        if elastic.size() > 1:
+            dist.all_reduce(told)
+        return float(told)
 
     model = nn.Linear(1, 1, bias=False)
     nn.init.zeros_(model.weight)
@@ -45,26 +53,27 @@ def loop(ctx: Any, config: dict[str, str]) -> dict[str, Any]:
     @elastic.run
     def train(state: Any) -> dict[str, Any]:
         while True:
-            enough = stoker.kv.get(config["enough"]) is not None
-            told = torch.tensor([1.0, float(enough)])
-            if elastic.size() > 1:
-                dist.all_reduce(told)
-            if told[1] > 0:
+            for number, _ in enumerate(list(state.sampler)):
+                mean = total(1.0) / elastic.size()
+                with torch.no_grad():
+                    model.weight += mean
+                state.steps += 1
+                if elastic.size() not in state.seen[-1:]:
+                    state.seen = [*state.seen, elastic.size()]
+                if elastic.rank() == elastic.size() - 1:
+                    stoker.kv.put(config["last"], f"{elastic.size()} {os.getpid()}")
+                state.sampler.record_batch(number, 1)
+                state.commit()
+            if total(float(stoker.kv.get(config["enough"]) is not None)):
                 return {
                     "steps": state.steps,
                     "weight": float(model.weight.detach()),
                     "seen": state.seen,
                 }
-            with torch.no_grad():
-                model.weight += told[0] / elastic.size()
-            state.steps += 1
-            if elastic.size() not in state.seen[-1:]:
-                state.seen = [*state.seen, elastic.size()]
-            if elastic.rank() == elastic.size() - 1:
-                stoker.kv.put(config["last"], f"{elastic.size()} {os.getpid()}")
-            state.commit()
+            state.sampler.set_epoch(state.sampler.epoch + 1)
 
-    return train(elastic.TorchState(model, steps=0, seen=[]))
+    sampler = elastic.ElasticSampler(range(SAMPLES))
+    return train(elastic.TorchState(model, steps=0, seen=[], sampler=sampler))
 
 
 def test_it_shrinks_grows_and_loses_a_rank(tmp_path: Path) -> None:
@@ -99,6 +108,18 @@ def test_it_shrinks_grows_and_loses_a_rank(tmp_path: Path) -> None:
     seen = result.value["seen"]
     assert seen[seen.index(2) :][:3] == [2, 1, 2]
     assert result.generations >= 4
+    assert result.ledger_ok, result.ledger_problems
+    assert result.steps == result.value["steps"], "each commit is a step of the ledger"
+    verified = subprocess.run(
+        [sys.executable, "-m", "stoker.cli", "train", "verify", trainer.job_id, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    found = json.loads(verified.stdout)
+    assert (verified.returncode, found["exact"]) == (0, True), verified.stderr
+    assert {one["samples"] for one in found["epochs"]} == {SAMPLES}
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
@@ -120,3 +141,4 @@ def test_the_example_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "after 2 epochs" in done.stdout
+    assert "ledger exact: True" in done.stdout

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tests.sim.training.replicas import Replica
     from tests.sim.training.world import World
 
-KINDS = ["kill", "kill", "stop", "node", "controller", "ask", "replace", "cut"]
+KINDS = ["kill", "kill", "stop", "node", "controller", "ask", "replace", "replace", "cut"]
 
 
 class Faults:
@@ -44,6 +44,8 @@ class Faults:
                 self.fail()
             case _:
                 alive = [one for one in world.replicas.values() if one.alive]
+                if kind == "replace":  # of one that does not train nothing comes
+                    alive = [one for one in alive if one.life == "training"] or alive
                 if alive:
                     self.hit(kind, world.random.choice(alive))
         world.outcome.faults[kind] += 1
@@ -59,6 +61,7 @@ class Faults:
                 one.stopped = True
                 world.later(world.random.uniform(0.1, 8.0), lambda: self.resume(one))
             case "replace":
+                world.replaced.setdefault(one.worker, world.now_s)
                 world.step(ev.Replaced(world.now_s, one.worker))
             case "cut" if world.heard.pop(one.worker, None) is not None:
                 # Its link breaks: the controller takes it for dead, and has it ended.
@@ -111,6 +114,7 @@ class Faults:
         if world.state is None or world.random.random() < 0.6:
             return
         world.state = None
+        world.records.suspect(world.ledger)
         if world.random.random() < 0.5:
             world.scheduler.offer = None
         for one in world.replicas.values():

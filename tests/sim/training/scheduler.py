@@ -22,6 +22,38 @@ class Scheduler:
         self.granted: tuple[Slot, ...] = ()
         self.offer: ev.Offered | None = None
         self.number = 0
+        self.unwanted: tuple[Slot, ...] = ()
+        self.spares = 0
+
+    def hear(self, unwanted: tuple[Slot, ...], spares: int) -> None:
+        """Hear what the job gives back, and how many places more it asks for: a while later, as by hints."""
+        if unwanted and unwanted != self.unwanted:
+            self.world.later(self.world.random.uniform(0.0, 2.0), lambda: self.take_back(unwanted))
+        if spares > self.spares:
+            self.world.later(self.world.random.uniform(0.0, 1.5), self.lend)
+        self.unwanted, self.spares = unwanted, spares
+
+    def take_back(self, slots: tuple[Slot, ...]) -> None:
+        """Take places that the job gave back."""
+        gone = set(slots) & set(self.granted)
+        if not gone or self.offer is not None:
+            self.unwanted = ()  # heard again
+            return
+        for one in self.world.replicas.values():
+            if one.alive and one.slot in gone and one.worker in self.world.heard and one.group:
+                self.world.breaks(f"{one.slot} was given back while {one.worker} trains")
+        self.world.outcome.faults["given back"] += len(gone)
+        self.take_slots(gone)
+
+    def lend(self) -> None:
+        """Offer places for newcomers of ranks that are to be replaced."""
+        free = [one for one in self.places if one not in self.granted]
+        if not self.spares or not free or self.world.over:
+            return
+        if self.offer is None and self.world.state is not None:
+            self.make_offer((*self.granted, *free[: self.spares]))
+        else:
+            self.world.later(0.5, self.lend)
 
     @property
     def held(self) -> set[Slot]:

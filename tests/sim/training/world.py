@@ -18,7 +18,10 @@ from stoker_train.elastic.core import machine
 from stoker_train.elastic.core.ledger import Entry, Ledger
 from stoker_train.elastic.core.membership import Membership, Slot
 from stoker_train.elastic.core.phases import OVER, Life, Limits, Phase, State
+from stoker_train.elastic.core.places import unwanted
+from stoker_train.elastic.core.replacing import spares
 from tests.sim.training.faults import Faults
+from tests.sim.training.records import Records
 from tests.sim.training.replicas import Group, Replica, Steps, Training
 from tests.sim.training.scheduler import Scheduler
 
@@ -68,7 +71,9 @@ class World:
             start_s=20.0,
             settle_s=9.0,
             form_s=6.0,
-            max_start_failures=6,
+            max_replicas=len(places),
+            replace_s=rng.choice([2.0, 10.0, 30.0]),
+            max_start_failures=6 if rng.random() < 0.7 else 2,
             max_breaks=10_000,
         )
         self.length, self.epochs = rng.randint(40, 400), rng.randint(1, 3)
@@ -79,17 +84,22 @@ class World:
         """How often a message is sent twice."""
         self.faults_until_s = rng.choice([0.0, 20.0, 60.0, 120.0])
         self.bad_slot = rng.choice(places) if rng.random() < 0.2 and len(places) > 3 else None
+        self.bad_until_s = rng.choice([END_S, 30.0, 90.0])
+        """No replica starts in the bad slot before."""
         self.odd_node = (
             rng.choice(self.nodes) if rng.random() < 0.1 and len(self.nodes) > 2 else None
         )
         self.write_s = 3.0 if seed % 4 == 0 else 0.05
         """The longest that the gcs takes for a record."""
-        if self.odd_node or self.bad_slot:
+        if self.odd_node or (self.bad_slot and self.bad_until_s >= END_S):
             self.limits = replace(self.limits, min_replicas=1)
+        elif self.bad_slot and rng.random() < 0.5:
+            # It is needed, and to be tried again for longer than it is bad.
+            self.limits = replace(self.limits, min_replicas=len(places), max_chances=10)
         self.scheduler, self.faults = Scheduler(self, places), Faults(self)
         # What lives outside of the controller.
         self.record: Membership | None = None
-        self.kept = Ledger()
+        self.records = Records(self)
         self.checkpoints: list[Training] = []
         self.replicas: dict[int, Replica] = {}
         self.groups: dict[int, Group] = {}
@@ -106,6 +116,8 @@ class World:
         self.newest = 0
         self._links: dict[tuple[str, int], float] = {}
         self.heard: dict[int, float] = {}
+        self.replaced: dict[int, float] = {}
+        """Replicas that somebody wants to have replaced, and since when."""
         self.over = False
 
     # Time and messages.
@@ -132,16 +144,11 @@ class World:
         def come() -> None:
             # What is on the way comes, even from one that has died since.
             if attempt == self.attempt and self.state is not None:
-                self.heard[replica.worker] = self.now_s
-                if replica.worker in self.watched:
-                    self.step(replace(event, at_s=self.now_s))
+                if replica.worker in self.heard:
+                    self.heard[replica.worker] = self.now_s
+                self.step(replace(event, at_s=self.now_s))
 
         self.send(("up", replica.worker), come)
-
-    @property
-    def watched(self) -> dict[int, float]:
-        """The replicas that the controller follows: not those that it ended."""
-        return self.heard
 
     def run(self) -> Outcome:
         self.start_controller()
@@ -173,8 +180,9 @@ class World:
             has_trained=generation > 0,
             at_s=self.now_s,
         )
-        self.ledger = Ledger(self.kept.entries)
+        self.ledger = self.records.take(self.attempt)
         self.newest = 0
+        self.final = None  # of what was said to a controller that is gone
         self.heard = {}
         if self.scheduler.granted:
             self.step(ev.Granted(self.now_s, self.scheduler.granted))
@@ -215,6 +223,7 @@ class World:
         if isinstance(event, ev.Formed):
             self.check_ledger_goes_on(event)
         self.check()
+        self.scheduler.hear(unwanted(self.state), spares(self.state))
 
     def do(self, command: ev.Command) -> None:
         match command:
@@ -255,7 +264,7 @@ class World:
             self.die(replica)
             return
         starts_s = self.random.uniform(0.2, 4.0)
-        if slot == self.bad_slot:
+        if slot == self.bad_slot and self.now_s < self.bad_until_s:
             self.later(starts_s, lambda: self.cannot_start(replica))
         else:
             self.later(starts_s, lambda: replica.alive and replica.ready())
@@ -301,6 +310,7 @@ class World:
 
     def write(self, command: ev.WriteMembership) -> None:
         """Write the record by compare-and-set, and answer a moment later."""
+        self.check_newcomers_come_first(command.membership)
         present = self.record.generation if self.record is not None else 0
         fits = present == command.after
         if fits:
@@ -323,7 +333,7 @@ class World:
                 self.newest = generation
                 self.ledger.extend(steps)
                 if self.random.random() < 0.5:
-                    self.kept = Ledger(self.ledger.entries)
+                    self.records.keep(self.ledger)
 
         self.send(("up", replica.worker), come)
 
@@ -505,6 +515,29 @@ class World:
                 self.breaks(
                     f"the ledger has {self.ledger.next_step} steps as rank 0 begins at {event.step}"
                 )
+
+    def check_newcomers_come_first(self, membership: Membership) -> None:
+        """A rank that is to be replaced stays until its newcomer is in, or for as long as was promised."""
+        state = self.state
+        assert state is not None
+        if state.phase is not Phase.DRAINING:
+            return
+        wanted = state.offer.slots if state.offer is not None else state.slots
+        left = [
+            number
+            for number, one in state.workers.items()
+            if one.life is Life.MEMBER and one.slot in wanted and membership.rank_of(number) is None
+        ]
+        early = [
+            number
+            for number in left
+            if self.now_s - self.replaced.get(number, self.now_s) <= self.limits.replace_s
+        ]
+        newcomers = sum(not one.survivor for one in membership.members)
+        is_less = len(membership.members) < min(state.share, len(wanted))
+        if len(early) > newcomers and is_less and len(wanted) < self.limits.max_replicas:
+            self.breaks(f"{early} leave before {newcomers} newcomers")
+        self.outcome.faults["newcomer first"] += min(len(early), newcomers)
 
     def end(self) -> None:
         assert self.state is not None

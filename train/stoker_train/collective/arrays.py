@@ -87,6 +87,12 @@ def dtype_text(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def device_text(*tensors: torch.Tensor) -> str:
+    """Return the kinds of devices that have the tensors, as messages show them; nothing for the CPU."""
+    kinds = sorted({one.device.type for one in tensors})
+    return "" if kinds in ([], ["cpu"]) else " and ".join(kinds)
+
+
 def signature(tensors: Sequence[torch.Tensor]) -> str:
     """Return what tells a list of tensors from another: their number, sizes and dtypes."""
     import hashlib

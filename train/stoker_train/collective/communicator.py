@@ -13,6 +13,7 @@ from stoker.exceptions import BadRequestError
 from stoker_train.collective.arrays import (
     as_tensor,
     check_writable,
+    device_text,
     dtype_text,
     like,
     shape_text,
@@ -80,7 +81,7 @@ class Communicator:
         check_writable(tensor)
         own, how = as_tensor(tensor), reduce_op(op)
         check_reducible(own, how)
-        call = Call("all_reduce", how, dtype_text(own), shape_text(own), name)
+        call = _call("all_reduce", how, own, name)
         handle: Handle[Any] = self._start(
             call,
             lambda channel: channel.all_reduce(own, how),
@@ -99,7 +100,7 @@ class Communicator:
         check_reducible(own, how)
         if self.rank != root:
             own = own.clone()  # what a reduction leaves elsewhere is undefined
-        call = Call("reduce", f"{how} to {root}", dtype_text(own), shape_text(own), name)
+        call = _call("reduce", f"{how} to {root}", own, name)
         self._start(call, lambda channel: channel.reduce(own, root, how), own).wait()
         return write_back(tensor, own) if self.rank == root else tensor
 
@@ -109,7 +110,7 @@ class Communicator:
         if self.rank != root:
             check_writable(tensor)
         own = as_tensor(tensor)
-        call = Call("broadcast", f"from {root}", dtype_text(own), shape_text(own), name)
+        call = _call("broadcast", f"from {root}", own, name)
         self._start(
             call,
             lambda channel: channel.broadcast(own, root),
@@ -121,7 +122,7 @@ class Communicator:
     def all_gather(self, tensor: Any, *, name: str = "") -> list[Any]:
         """Return the tensors of all members, of one shape, in order of rank."""
         own = as_tensor(tensor)
-        call = Call("all_gather", "", dtype_text(own), shape_text(own), name)
+        call = _call("all_gather", "", own, name)
         table = self._start(
             call, lambda channel: channel.all_gather(own), own, take=lambda table: table.clone()
         ).wait()
@@ -156,7 +157,7 @@ class Communicator:
             parts = own.clone().view(self.size, own.shape[0] // self.size, *own.shape[1:])
         how = reduce_op(op)
         check_reducible(parts, how)
-        call = Call("reduce_scatter", how, dtype_text(parts), shape_text(parts), name)
+        call = _call("reduce_scatter", how, parts, name)
         part = self._start(call, lambda channel: channel.reduce_scatter(parts, how), parts).wait()
         return like(part, kind)
 
@@ -175,7 +176,7 @@ class Communicator:
         """Send ``tensor`` to rank ``to``, who calls :meth:`recv`; returns once it is on its way."""
         self._check_rank(to, "to")
         own = as_tensor(tensor)
-        call = Call("send", "", dtype_text(own), shape_text(own), name)
+        call = _call("send", "", own, name)
         lane = self._between(self.rank, to)
         lane.submit(call, ordered(own, lambda channel: channel.send(own, 1))).wait()
 
@@ -185,7 +186,7 @@ class Communicator:
         check_writable(tensor)
         own = as_tensor(tensor)
         # Under the sender's own word: both headers are the same then.
-        call = Call("send", "", dtype_text(own), shape_text(own), name)
+        call = _call("send", "", own, name)
         lane = self._between(source, self.rank)
         lane.submit(call, ordered(own, lambda channel: channel.recv(own, 0))).wait()
         return write_back(tensor, own)
@@ -207,7 +208,7 @@ class Communicator:
         own = [as_tensor(tensor, "tensors") for tensor in tensors]
         for one in own:
             check_reducible(one, how)
-        call = Call("grouped_all_reduce", how, "", signature(own), name)
+        call = _grouped_call("grouped_all_reduce", how, own, name)
 
         def run(channel: Channel) -> None:
             fused(own, lambda buffer: channel.all_reduce(buffer, how), fusion_nbytes)
@@ -226,7 +227,7 @@ class Communicator:
         """Replace many tensors by those of rank ``root``, fused."""
         self._check_rank(root, "root")
         own = [as_tensor(tensor, "tensors") for tensor in tensors]
-        call = Call("grouped_broadcast", f"from {root}", "", signature(own), name)
+        call = _grouped_call("grouped_broadcast", f"from {root}", own, name)
 
         def run(channel: Channel) -> None:
             fused(own, lambda buffer: channel.broadcast(buffer, root), fusion_nbytes)
@@ -319,6 +320,17 @@ class Communicator:
                 f"{field}={rank} is no rank of {self.name!r}\ngive one of 0..{self.size - 1}",
                 field=field,
             )
+
+
+def _call(operation: str, detail: str, tensor: torch.Tensor, name: str) -> Call:
+    """Return the call of an operation on one tensor."""
+    dtype, shape = dtype_text(tensor), shape_text(tensor)
+    return Call(operation, detail, dtype, shape, name, device_text(tensor))
+
+
+def _grouped_call(operation: str, detail: str, tensors: Sequence[torch.Tensor], name: str) -> Call:
+    """Return the call of an operation on many tensors."""
+    return Call(operation, detail, "", signature(tensors), name, device_text(*tensors))
 
 
 def _packed(value: Any) -> torch.Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 NBYTES = 192
-SLOT_NBYTES = 1024
+SLOT_NBYTES = 2048
 """What each member sends of a call: the header, and behind it the values, if there is room for them."""
 INLINE_NBYTES = SLOT_NBYTES - NBYTES
 _TIME = struct.Struct("<q")
@@ -27,8 +27,9 @@ _NAMED = 4
 class Call:
     """A call of a member, as others see it: equal on all members of a correct program.
 
-    ``shape`` and ``dtype`` are those of what is exchanged, as text; ``detail`` is the operation's own:
-    how it reduces, its root.
+    ``shape`` and ``dtype`` are those of what is exchanged, as text, ``device`` the kind of device that has
+    it, if that is not the CPU: each kind has connections of its own. ``detail`` is the operation's own: how
+    it reduces, its root.
     """
 
     operation: str
@@ -36,9 +37,11 @@ class Call:
     dtype: str = ""
     shape: str = ""
     name: str = ""
+    device: str = ""
 
     def __str__(self) -> str:
-        parts = (self.operation, self.detail, self.dtype, self.shape)
+        place = f"on {self.device}" if self.device else ""
+        parts = (self.operation, self.detail, self.dtype, self.shape, place)
         text = " ".join(part for part in parts if part)
         return f"{text} {self.name!r}" if self.name else text
 

@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from stoker.exceptions import BadRequestError
-from stoker_train.collective.arrays import dtype_text
+from stoker_train.collective.arrays import device_text, dtype_text
 from stoker_train.collective.channel import Channel, ReduceOp
 from stoker_train.collective.fusion import buckets, fused
 from stoker_train.collective.headers import Call
@@ -219,6 +219,7 @@ class DistributedOptimizer(Optimizer):
             dtype_text(tensors[0]),
             f"({values},)",
             f"bucket {at} of {len(self._buckets)}",
+            device_text(*tensors),
         )
         run = self._plain if self.compressor is None else self._compressed
         self._handles.append(

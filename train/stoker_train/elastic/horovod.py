@@ -15,19 +15,20 @@
         train(elastic.TorchState(model=model, optimizer=optimizer, epoch=0))
 
 The names and what they do are Horovod's (``horovod.torch.elastic``); the membership, commits and
-checkpoints are those of the replica that runs the loop. Such a loop reads its data itself, so its samples
-are not in the ledger.
+checkpoints are those of the replica that runs the loop. Such a loop reads its data itself: what an
+:class:`ElasticSampler` of its :class:`TorchState` has recorded is in the ledger, of other data nothing is.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from torch.utils.data import Sampler
 
+from stoker.exceptions import BadRequestError
 from stoker_train.elastic.core.sampler import epoch_order
 from stoker_train.elastic.replica.current import current
 
@@ -82,7 +83,9 @@ def run(func: Callable[P, R]) -> Callable[P, R]:
         state.reset()
         while True:
             try:
-                return func(*args, **kwargs)
+                result = func(*args, **kwargs)
+                state.record()
+                return result
             except HostsUpdatedInterrupt:
                 pass  # the group is the new one already
             except Exception as error:
@@ -111,8 +114,12 @@ class State:
     def reset(self) -> None:
         """Adapt to the new membership, before the callbacks."""
 
+    def record(self) -> None:
+        """Bring what samplers have recorded into the ledger: before each commit, and at the end."""
+
     def commit(self) -> None:
         """Keep the state as it is, and let the membership change. HostsUpdatedInterrupt if it did."""
+        self.record()
         if current().commit():
             raise HostsUpdatedInterrupt("the membership has changed")
 
@@ -155,12 +162,26 @@ class ObjectState(State):
 
 
 class TorchState(ObjectState):
-    """A model, its optimizer, and other objects and values, any :class:`ElasticSampler` among them."""
+    """A model, its optimizer, and other objects and values, any :class:`ElasticSampler` among them.
+
+    The ledger is that of the first sampler that has recorded a batch: the one of the training data.
+    """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **objects: Any) -> None:
         given = {"model": model, "optimizer": optimizer, **objects}
         super().__init__(**{name: one for name, one in given.items() if one is not None})
+        self._optimizer = optimizer
         self._samplers = [one for one in objects.values() if isinstance(one, ElasticSampler)]
+
+    def record(self) -> None:
+        """Bring what the sampler has recorded into the ledger."""
+        sampler = next((one for one in self._samplers if one.records), None)
+        if sampler is None:
+            return
+        groups = getattr(self._optimizer, "param_groups", ())
+        lr = float(groups[0]["lr"]) if groups else 0.0
+        for epoch, first, count, batch in sampler.take_uses():
+            current().record_samples(epoch, first, count, sampler.samples, batch, lr)
 
     def reset(self) -> None:
         """Have samplers share out what is left of the epoch anew."""
@@ -172,15 +193,30 @@ class ElasticSampler(Sampler[int]):
     """A sampler of what is left of an epoch, shared out over the replicas: that of Horovod's elastic API.
 
     ``record_batch`` after each batch, equal on all ranks; after a change of membership what was recorded is
-    not used again. As in Horovod the last samples are filled up with the first, so that all ranks have
-    equally many, and some are used twice: ``ctx.loader`` uses each once.
+    not used again. What is recorded between two commits is one entry of the ledger. As in Horovod the last
+    samples are filled up with the first, so that all ranks have equally many: of an epoch fewer than
+    :func:`size` are used twice, by which its last entry's batch is more than its count. ``ctx.loader`` uses
+    each once.
     """
 
     def __init__(self, dataset: Any, shuffle: bool = True, seed: int = 0) -> None:
         self._length, self._shuffle, self._seed = len(dataset), shuffle, seed
         self.epoch = 0
         self.processed_num = 0
+        self.records = False
+        """Whether a batch was ever recorded."""
+        self._uses: list[tuple[int, int, int, int]] = []
         self._indices: list[int] = []
+
+    @property
+    def samples(self) -> int:
+        """The samples of an epoch."""
+        return self._length
+
+    @property
+    def processed_indices(self) -> list[int]:
+        """The samples of this epoch that are recorded as used, by all ranks."""
+        return [int(one) for one in self._order()[: self.processed_num]]
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch; none of its samples is used yet."""
@@ -188,24 +224,68 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Note that each rank has used a batch of ``batch_size`` samples."""
-        self.processed_num += batch_size * size()
+        """Note that each rank has used a batch of ``batch_size`` samples, number ``batch_idx`` of its own."""
+        self._note(batch_size * size())
+
+    def record_indices(self, indices: Collection[int]) -> None:
+        """Note that these samples of the dataset were used, by all ranks together: the next of the epoch.
+
+        BadRequestError for others: what is left after a change of membership is the rest of the order.
+        """
+        given = {int(one) for one in indices}
+        first = self.processed_num
+        known = set(map(int, self._order()[first : first + len(given)]))
+        if given != known:
+            raise BadRequestError(
+                f"indices are not the next {len(given)} samples of epoch {self.epoch}\n"
+                "give those of a batch of all ranks, as record_batch() does by their number",
+                field="indices",
+            )
+        self._note(len(given))
+
+    def _note(self, batch: int) -> None:
+        first = min(self.processed_num, self._length)
+        self.processed_num += batch
+        count = min(batch, self._length - first)
+        if count < 1:
+            return
+        self.records = True
+        if self._uses:
+            epoch, start, counted, used = self._uses[-1]
+            if epoch == self.epoch and start + counted == first:
+                self._uses[-1] = epoch, start, counted + count, used + batch
+                return
+        self._uses.append((self.epoch, first, count, batch))
+
+    def take_uses(self) -> list[tuple[int, int, int, int]]:
+        """Return what was recorded since the last time: epoch, first position, count, and with fills."""
+        taken, self._uses = self._uses, []
+        return taken
 
     def reset(self) -> None:
         """Share out what is left of the epoch over the present replicas."""
-        order = epoch_order(self._length, self._seed, self.epoch, self._shuffle)
-        left = order[self.processed_num :].tolist()
+        left = self._order()[self.processed_num :].tolist()
         each = math.ceil(len(left) / size())
         filled = left + (left * size())[: each * size() - len(left)]
         self._indices = filled[rank() :: size()]
 
+    def _order(self) -> Any:
+        return epoch_order(self._length, self._seed, self.epoch, self._shuffle)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and how many of its samples are used."""
-        return {"epoch": self.epoch, "processed_num": self.processed_num}
+        """Return the epoch, how many of its samples are used, and what is not in the ledger yet."""
+        return {
+            "epoch": self.epoch,
+            "processed_num": self.processed_num,
+            "records": self.records,
+            "uses": list(self._uses),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where :meth:`state_dict` was called."""
         self.epoch, self.processed_num = state["epoch"], state["processed_num"]
+        self.records = state.get("records", False)
+        self._uses = [tuple(one) for one in state.get("uses", ())]
         self.reset()
 
     def __iter__(self) -> Iterator[int]:

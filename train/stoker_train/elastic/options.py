@@ -9,15 +9,19 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
-from stoker.exceptions import BadRequestError
+from stoker.exceptions import BadRequestError, WrongTypeError
+
+if TYPE_CHECKING:
+    from types import UnionType
 
 __all__ = ("Checkpoint", "Failure", "ResizeCost", "Result", "Scaling")
 
 Adapt = Literal["batch+replicas", "replicas", "none"]
 LrRuleName = Literal["adascale", "sqrt", "linear", "none"]
 Hook = Callable[[float, float], float]
+_SEEDS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,41 +131,115 @@ class Result:
     error_kind: str = ""
     job_id: str = ""
     value: Any = None
-    """What rank 0's loop returned."""
+    """What rank 0's loop returned; up to 8 MiB of it, pickled."""
+    value_problem: str = ""
+    """Why ``value`` lacks what the loop returned: too large (its file is named), or it has no pickle."""
     costs: dict[str, float] = field(default_factory=dict)
     """Median seconds of each kind of resize."""
 
 
 def check(scaling: Scaling, checkpoint: Checkpoint, failure: Failure, *, name: str) -> None:
-    """Raise BadRequestError, with field and fix, for options that nothing can keep."""
-    _whole("scaling.min_replicas", scaling.min_replicas)
-    _whole("scaling.max_replicas", scaling.max_replicas)
-    _whole("scaling.base_batch", scaling.base_batch)
+    """Raise BadRequestError, with field and fix, for options that nothing can keep.
+
+    WrongTypeError, which is one, where a value is of another type than is documented.
+    """
+    kinds = (("scaling", scaling, Scaling), ("checkpoint", checkpoint, Checkpoint))
+    for field_, value, kind in (*kinds, ("failure", failure, Failure)):
+        if not isinstance(value, kind):
+            _wrong_type(field_, value, f"give a stoker.train.{kind.__name__}")
+    _check_scaling(scaling)
+    _check_batches(scaling)
+    _check_resources(scaling.resources)
+    if checkpoint.path is not None and not isinstance(checkpoint.path, str | os.PathLike):
+        _wrong_type("checkpoint.path", checkpoint.path, "give the name of a folder")
+    if isinstance(checkpoint.path, str) and "\0" in checkpoint.path:
+        _refuse("checkpoint.path", "a zero byte is in it", "give the name of a folder")
+    for option in ("every", "commit_every", "keep"):
+        check_count(f"checkpoint.{option}", getattr(checkpoint, option))
+    _check_flag("checkpoint.resume", checkpoint.resume)
+    for option in ("hang_s", "collective_timeout_s", "start_s"):
+        check_seconds(f"failure.{option}", getattr(failure, option))
+    check_count("failure.retries", failure.retries, least=0)
+    _check_flag("failure.rehearse", failure.rehearse)
+    if not isinstance(name, str):
+        _wrong_type("name", name, "give a text")
+    if not name or len(name) > 80 or any(not (c.isalnum() or c in "-_.") for c in name):
+        _refuse(
+            "name", f"{name!r:.90} is no name", "give up to 80 letters, digits, '-', '_' and '.'"
+        )
+
+
+def check_count(field_: str, value: Any, least: int = 1) -> None:
+    """Raise BadRequestError unless ``value`` is a whole number of ``least`` or more."""
+    fix = f"give a whole number, {least} or more"
+    if not isinstance(value, int) or isinstance(value, bool):
+        _wrong_type(field_, value, fix)
+    if value < least:
+        _refuse(field_, f"{value} is too small", fix)
+
+
+def check_seconds(field_: str, value: Any) -> None:
+    """Raise BadRequestError unless ``value`` is a time in seconds: finite, and above 0."""
+    if not _is_number(value):
+        _wrong_type(field_, value, "give seconds, a number above 0")
+    if not (math.isfinite(value) and value > 0):
+        _refuse(field_, f"{value} is no time", "give seconds above 0")
+
+
+def check_seed(value: Any) -> None:
+    """Raise BadRequestError unless ``value`` is a whole number from 0, and below 2**63."""
+    fix = "give a whole number from 0, and below 2**63"
+    if not isinstance(value, int) or isinstance(value, bool):
+        _wrong_type("seed", value, fix)
+    if not 0 <= value < _SEEDS:
+        _refuse("seed", f"{value} is out of range", fix)
+
+
+def check_types(**options: tuple[Any, type | UnionType, str]) -> None:
+    """Raise WrongTypeError for the first of some values that is not of its type: (value, type, fix)."""
+    for field_, (value, kind, fix) in options.items():
+        if not isinstance(value, kind):
+            _wrong_type(field_, value, fix)
+
+
+def _check_scaling(scaling: Scaling) -> None:
+    for option in ("min_replicas", "max_replicas", "base_batch"):
+        check_count(f"scaling.{option}", getattr(scaling, option))
     if scaling.min_replicas > scaling.max_replicas:
         _refuse(
             "scaling.min_replicas",
             f"{scaling.min_replicas} is more than max_replicas, {scaling.max_replicas}",
             "exchange them",
         )
+    if scaling.adapt not in get_args(Adapt):
+        _refuse("scaling.adapt", f"{scaling.adapt!r:.80} is none", f"use one of {get_args(Adapt)}")
+    if not callable(scaling.lr) and scaling.lr not in get_args(LrRuleName):
+        _refuse(
+            "scaling.lr",
+            f"{scaling.lr!r:.80} is none",
+            f"use one of {get_args(LrRuleName)}, or a function",
+        )
+    check_seconds("scaling.grace_s", scaling.grace_s)
+    check_seconds("scaling.interval_s", scaling.interval_s)
+    _check_flag("scaling.reuse_measurements", scaling.reuse_measurements)
+
+
+def _check_batches(scaling: Scaling) -> None:
     if scaling.max_batch is not None:
-        _whole("scaling.max_batch", scaling.max_batch)
+        check_count("scaling.max_batch", scaling.max_batch)
         if scaling.base_batch > scaling.max_batch:
             _refuse(
                 "scaling.base_batch",
                 f"{scaling.base_batch} is more than max_batch, {scaling.max_batch}",
                 "raise max_batch, or leave it out",
             )
-    if scaling.adapt not in get_args(Adapt):
-        _refuse("scaling.adapt", f"{scaling.adapt!r} is none", f"use one of {get_args(Adapt)}")
-    if not callable(scaling.lr) and scaling.lr not in get_args(LrRuleName):
-        _refuse(
-            "scaling.lr",
-            f"{scaling.lr!r} is none",
-            f"use one of {get_args(LrRuleName)}, or a function",
-        )
+    local: Any = scaling.local_batch
+    if local is not None and (not isinstance(local, tuple | list) or len(local) != 2):
+        fix = "give the least and the most samples of a pass, as (1, 8)"
+        _wrong_type("scaling.local_batch", local, fix)
     low, high = scaling.locals
-    _whole("scaling.local_batch", low)
-    _whole("scaling.local_batch", high)
+    check_count("scaling.local_batch", low)
+    check_count("scaling.local_batch", high)
     if low > high:
         _refuse("scaling.local_batch", f"({low}, {high}) begins with the larger", "exchange them")
     if low * scaling.min_replicas > scaling.most_in_batch or low > scaling.base_batch:
@@ -171,31 +249,30 @@ def check(scaling: Scaling, checkpoint: Checkpoint, failure: Failure, *, name: s
             f"{scaling.base_batch}",
             "lower its first number, or raise base_batch",
         )
-    if not any(amount > 0 for amount in scaling.resources.values()):
-        _refuse("scaling.resources", "a replica needs some", 'give {"GPU": 1} or {"CPU": 1}')
-    if scaling.resources.get("GPU", 0.0) not in (0.0, 1.0):
+
+
+def _check_resources(resources: Any) -> None:
+    fix = 'give {"GPU": 1} or {"CPU": 1}'
+    if not isinstance(resources, Mapping):
+        _wrong_type("scaling.resources", resources, fix)
+    for name, amount in resources.items():
+        if not isinstance(name, str) or not _is_number(amount):
+            _wrong_type("scaling.resources", {name: amount}, fix)
+        if not name or not math.isfinite(amount) or amount < 0:
+            _refuse("scaling.resources", f"{name!r:.80} has the amount {amount}", fix)
+    if not any(amount > 0 for amount in resources.values()):
+        _refuse("scaling.resources", "a replica needs some", fix)
+    if resources.get("GPU", 0.0) not in (0.0, 1.0):
         _refuse("scaling.resources", "a replica has one GPU or none", 'give {"GPU": 1}')
-    for field_, value in (
-        ("checkpoint.every", checkpoint.every),
-        ("checkpoint.commit_every", checkpoint.commit_every),
-        ("checkpoint.keep", checkpoint.keep),
-    ):
-        _whole(field_, value)
-    for field_, value_s in (
-        ("failure.hang_s", failure.hang_s),
-        ("failure.collective_timeout_s", failure.collective_timeout_s),
-        ("failure.start_s", failure.start_s),
-        ("scaling.grace_s", scaling.grace_s),
-        ("scaling.interval_s", scaling.interval_s),
-    ):
-        if not (math.isfinite(value_s) and value_s > 0):
-            _refuse(field_, f"{value_s} is no time", "give seconds above 0")
-    if failure.retries < 0:
-        _refuse("failure.retries", f"{failure.retries} is negative", "give 0 or more")
-    if not name or len(name) > 80 or any(not (c.isalnum() or c in "-_.") for c in name):
-        _refuse(
-            "name", f"{name!r:.90} is no name", "give up to 80 letters, digits, '-', '_' and '.'"
-        )
+
+
+def _check_flag(field_: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        _wrong_type(field_, value, "give True or False")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_folder(checkpoint: Checkpoint, path: str) -> None:
@@ -214,9 +291,8 @@ def check_folder(checkpoint: Checkpoint, path: str) -> None:
         )
 
 
-def _whole(field_: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        _refuse(field_, f"{value!r} is no count", "give a whole number, 1 or more")
+def _wrong_type(field_: str, value: Any, fix: str) -> NoReturn:
+    raise WrongTypeError(f"{field_} is of the wrong type\n{value!r:.80}: {fix}", field=field_)
 
 
 def _refuse(field_: str, problem: str, fix: str) -> NoReturn:

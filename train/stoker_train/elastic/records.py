@@ -1,27 +1,30 @@
 """Keys of an elastic job in the cluster's KV, and what stands under them.
 
-Shared by the driver that submits a job (:mod:`.trainer`), its controller, and the command line. All keys are
-in the job's own namespace, below ``train/{job_id}/``.
+Read by the driver that submits a job (:mod:`.trainer`), its controller, and the command line; what only the
+controller writes is in :mod:`.controller.fenced`. All keys are in the job's own namespace, below
+``train/{job_id}/``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from stoker import kv
-from stoker.exceptions import NotFoundError
-from stoker.runtime import current
-from stoker_train.elastic.core.membership import Membership, decode, encode
+from stoker.exceptions import GetTimeoutError, NotFoundError
+from stoker_train.elastic.core.ledger import ledger_prefix
+from stoker_train.elastic.core.membership import Membership, decode
+from stoker_train.elastic.fence import INDEX, decode_index, read
 from stoker_train.elastic.options import Checkpoint, Failure, Result, Scaling
-from stoker_wire.messages.elastic import GenerationTurn, ReportGenerationTurn
 
-__all__ = ("Records", "Spec")
+__all__ = ("KeptResult", "KvStore", "Records", "Spec")
 
 _CHUNK_NBYTES = 512 << 10
-_CALL_S = 15.0
+_READS = 5
+_PAUSE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,38 @@ class Spec:
     seed: int
     code_hash: str = ""
     """Under which measurements are kept; empty where the user does not allow that."""
+
+
+@dataclass(frozen=True)
+class KeptResult:
+    """The outcome of a job, as the controller of one attempt of it has written it."""
+
+    attempt: int
+    result: Result
+
+
+class KvStore:
+    """Keys of the cluster's KV below ``prefix``: the store of :mod:`stoker_train.elastic.fence`."""
+
+    def __init__(self, prefix: str, namespace: str | None = None) -> None:
+        self._prefix, self._namespace = prefix, namespace
+
+    def get(self, name: str) -> bytes | None:
+        """Return a value, None where there is none."""
+        return kv.get(self._prefix + name, namespace=self._namespace)
+
+    def put(self, name: str, data: bytes, *, over: bytes | None) -> bool:
+        """Write a value if the present one is ``over`` (None: if there is none); whether it was."""
+        condition: dict[str, Any] = {"if_absent": True} if over is None else {"if_value": over}
+        return kv.put(self._prefix + name, data, namespace=self._namespace, **condition)
+
+    def put_new(self, name: str, data: bytes) -> None:
+        """Write a value under a name that its writer alone has."""
+        kv.put(self._prefix + name, data, namespace=self._namespace)
+
+    def delete(self, name: str) -> None:
+        """Remove a key, if it is there."""
+        kv.delete(self._prefix + name, namespace=self._namespace)
 
 
 class Records:
@@ -80,79 +115,40 @@ class Records:
         data = self._get("membership")
         return None if data is None else decode(data)
 
-    def write_membership(self, membership: Membership, after: int) -> bool:
-        """Write the membership over that of generation ``after``; False if another one stands there."""
-        key = f"{self._prefix}membership"
-        data = encode(membership)
-        present = self._get("membership")
-        if present == data:
-            return True
-        if (decode(present).generation if present is not None else 0) != after:
-            return False
-        condition: dict[str, Any] = (
-            {"if_absent": True} if present is None else {"if_value": present}
-        )
-        if kv.put(key, data, namespace=self.namespace, **condition):
-            return True
-        return self._get("membership") == data
-
-    def write_ledger(self, changes: Mapping[str, bytes | None]) -> None:
-        """Write what has changed of the ledger, see :meth:`Ledger.changes`."""
-        for name, data in changes.items():
-            if data is None:
-                kv.delete(f"{self._prefix}ledger/{name}", namespace=self.namespace)
-            else:
-                self._put(f"ledger/{name}", data)
-
     def ledger(self) -> dict[str, bytes]:
         """Return the ledger's keys and values, see :func:`stoker_train.elastic.core.ledger.decode`."""
-        prefix = f"{self._prefix}ledger/"
-        found = {}
-        for key in kv.keys(prefix, namespace=self.namespace):
-            value = kv.get(key, namespace=self.namespace)
-            if value is not None:
-                found[key.removeprefix(prefix)] = value
+        store = KvStore(ledger_prefix(self.job_id), self.namespace)
+        found: dict[str, bytes] = {}
+        for _ in range(_READS):
+            index = decode_index(store.get(INDEX))
+            found = read(store.get, index)
+            if len(found) == len(index.chunks) + (index.head is not None):
+                break  # else a chunk was written anew meanwhile
         return found
-
-    def write_progress(self, values: Mapping[str, Any]) -> None:
-        """Write how the job is, for who follows it."""
-        self._put("progress", json.dumps(values, default=str).encode())
-
-    def write_turn(self, turn: ReportGenerationTurn) -> None:
-        """Write a turn of the generations into the job's story; only its own controller may."""
-        runtime = current.runtime()
-        call = runtime.clients.gcs.call(
-            "POST",
-            f"/v1/jobs/{self.job_id}/turns",
-            turn,
-            reply=GenerationTurn,
-            timeout_s=_CALL_S,
-        )
-        runtime.io.run(call, _CALL_S + 1)
 
     def progress(self) -> dict[str, Any]:
         """Return how the job is; empty before it has begun."""
         data = self._get("progress")
         return {} if data is None else dict(json.loads(data))
 
-    def write_result(self, result: Result) -> None:
-        """Write what became of the job."""
-        import cloudpickle
-
-        self._put("result", bytes(cloudpickle.dumps(result)))
-
     def result(self, timeout_s: float = 0.0) -> Result | None:
         """Return what became of the job; None if it goes on for ``timeout_s``."""
         import cloudpickle
 
-        from stoker.exceptions import GetTimeoutError
-
-        try:
-            data = kv.wait(f"{self._prefix}result", timeout=timeout_s, namespace=self.namespace)
-        except GetTimeoutError:
-            return None
-        result: Result = cloudpickle.loads(data)
-        return result
+        until_s = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, until_s - time.monotonic())
+            try:
+                data = kv.wait(f"{self._prefix}result", timeout=left_s, namespace=self.namespace)
+            except GetTimeoutError:
+                return None
+            kept: KeptResult = cloudpickle.loads(data)
+            # One that came back after another had taken over may have written it: that does not count.
+            if decode_index(self._get(f"ledger/{INDEX}")).result == kept.attempt:
+                return kept.result
+            if time.monotonic() >= until_s:
+                return None
+            time.sleep(min(_PAUSE_S, left_s))
 
     def ask(self, what: str, **values: Any) -> None:
         """Ask the controller for something; it is done at a batch boundary."""

@@ -20,11 +20,24 @@ from stoker.exceptions import (
     NotFoundError,
     SerializationError,
     StokerError,
+    WrongTypeError,
 )
 from stoker.jobs import JobSubmissionClient
 from stoker.runtime import current
 from stoker.runtime.process.stderr import write_now
-from stoker_train.elastic.options import Checkpoint, Failure, Result, Scaling, check, check_folder
+from stoker_train.elastic.options import (
+    Checkpoint,
+    Failure,
+    Result,
+    Scaling,
+    check,
+    check_count,
+    check_folder,
+    check_seconds,
+    check_seed,
+    check_types,
+)
+from stoker_train.elastic.policies.policy import Policy
 from stoker_train.elastic.records import Records, Spec
 from stoker_wire.ids import Prefix, new_id
 
@@ -57,7 +70,7 @@ class ElasticTrainer:
         scaling: Scaling | None = None,
         sync: Any = None,
         policies: Sequence[Any] = (),
-        checkpoint: Checkpoint | str | None = None,
+        checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
         failure: Failure | None = None,
         queue: str = "",
         name: str = "",
@@ -65,15 +78,33 @@ class ElasticTrainer:
         runtime_env: Mapping[str, Any] | None = None,
     ) -> None:
         if not callable(loop):
-            raise BadRequestError(
-                f"loop: {loop!r:.80} cannot be called\ngive a function loop(ctx)", field="loop"
+            raise WrongTypeError(
+                f"loop is of the wrong type\n{loop!r:.80}: give a function loop(ctx)", field="loop"
             )
-        self.scaling, self.failure = scaling or Scaling(), failure or Failure()
-        self.name = name or f"{getattr(loop, '__name__', 'loop').strip('<>')}-{os.urandom(3).hex()}"
-        kept = Checkpoint(path=checkpoint) if isinstance(checkpoint, str) else checkpoint
-        kept = kept or Checkpoint()
-        path = os.path.abspath(kept.path or os.path.join("runs", self.name))
+        self.scaling = Scaling() if scaling is None else scaling
+        self.failure = Failure() if failure is None else failure
+        self.name = name
+        if name == "":
+            self.name = f"{getattr(loop, '__name__', 'loop').strip('<>')}-{os.urandom(3).hex()}"
+        if isinstance(checkpoint, str | os.PathLike):
+            kept = Checkpoint(path=os.fspath(checkpoint))
+        else:
+            kept = Checkpoint() if checkpoint is None else checkpoint
         check(self.scaling, kept, self.failure, name=self.name)
+        check_seed(seed)
+        check_types(
+            queue=(queue, str, "give the name of a queue"),
+            policies=(policies, list | tuple, "give a list of policies"),
+            runtime_env=(
+                runtime_env,
+                Mapping | None,
+                "give a dict, as of stoker.init(runtime_env=)",
+            ),
+        )
+        for number, one in enumerate(policies):
+            fix = "give objects of a class that is a stoker.train.Policy"
+            check_types(**{f"policies[{number}]": (one, Policy, fix)})
+        path = os.path.abspath(kept.path or os.path.join("runs", self.name))
         check_folder(kept, path)
         self.checkpoint = Checkpoint(path, kept.every, kept.commit_every, kept.keep, kept.resume)
         self.queue, self.seed = queue, seed
@@ -153,6 +184,8 @@ class ElasticTrainer:
 
     def result(self, timeout_s: float | None = None) -> Result:
         """Wait for the end of the training and return its result; GetTimeoutError after ``timeout_s``."""
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
         client, records = _client(), self._records
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         wait = _Wait(self.name, self.job_id)
@@ -179,10 +212,12 @@ class ElasticTrainer:
 
     def resize(self, replicas: int) -> None:
         """Ask for so many replicas, within its limits; it gets them as the cluster has them."""
+        check_count("replicas", replicas)
         self._ask("resize", replicas)
 
     def set_batch_size(self, batch: int) -> None:
         """Ask for another M, within its limits."""
+        check_count("batch", batch)
         self._ask("set_batch_size", batch)
 
     def set_sync(self, strategy: Any) -> None:
@@ -199,6 +234,7 @@ class ElasticTrainer:
 
     def replace(self, rank: int) -> None:
         """Ask for another replica in the place of a rank."""
+        check_count("rank", rank, least=0)
         self._records.ask("replace", rank=rank)
 
     def stop(self) -> None:
@@ -281,8 +317,11 @@ def _client() -> JobSubmissionClient:
 
 def _strategy(sync: Any) -> dict[str, Any]:
     """Return plain values for a strategy; BadRequestError for none."""
-    from stoker_train.elastic.sync import make_strategy
+    from stoker_train.elastic.sync import Strategy, make_strategy
 
+    if not isinstance(sync, str | Mapping | Strategy | None):
+        fix = 'give a name, a dict with "name", or an object as stoker.train.LocalSGD(4)'
+        raise WrongTypeError(f"sync is of the wrong type\n{sync!r:.80}: {fix}", field="sync")
     try:
         return make_strategy(sync).spec()
     except ValueError as error:

@@ -1,8 +1,9 @@
 """A node's agent in ``stoker launch``: torch's elastic agent, whose members and restarts the driver decides.
 
-``python -m stoker_train.launch.agent FD`` reads an :class:`AgentSpec` from stdin and writes events, as JSON
-lines, to the file descriptor. It is a process of its own, started by the node's actor, as torch's agent
-handles signals. It never gives up by itself: when workers fail it says so, and waits for the next members.
+``python -m stoker_train.launch.agent FD`` reads an :class:`AgentSpec` from stdin, and then each token that
+the node's actor has instead of the one before; it writes events, as JSON lines, to the file descriptor.
+It is a process of its own, started by the node's actor, as torch's agent handles signals. It never gives up
+by itself: when workers fail it says so, and waits for the next members.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 from torch.distributed.elastic.agent.server.api import (
@@ -26,6 +27,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, Std
 
+from stoker.runtime.net.http import HttpClient
 from stoker_train.launch.kv_line import KvLine
 from stoker_train.launch.membership import LeftError, MembersRendezvous
 from stoker_train.launch.spec import (
@@ -39,6 +41,7 @@ from stoker_train.launch.spec import (
     Spec,
     Succeeded,
 )
+from stoker_wire.http.auth import Credential
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -117,10 +120,10 @@ class Agent(LocalElasticAgent):
         self._handler.wait_superseded(_END_S)
 
 
-def run(told: AgentSpec, pipe: Pipe) -> None:
+def run(told: AgentSpec, credential: Credential, pipe: Pipe) -> None:
     """Run one node's part until it leaves, its workers have ended well, or it is killed."""
     spec = told.spec
-    line = KvLine.to(told.address, namespace=told.namespace)
+    line = KvLine(HttpClient(told.address, token=credential), told.namespace)
     handler = MembersRendezvous(
         line, told.run_id, told.member, told.local_addr, spec.join_timeout_s
     )
@@ -203,12 +206,33 @@ def _last_lines(path: str) -> str:
         )
 
 
+def follow_tokens(said: IO[bytes], credential: Credential) -> None:
+    """Show each token that the node's actor says; the workers that start from then on have it too."""
+    for line in said:
+        credential.replace(line.decode().strip())
+        os.environ["STOKER_TOKEN"] = credential.token
+
+
+def _own_stdin() -> IO[bytes]:
+    """Return what this process reads; its workers read nothing."""
+    own = os.fdopen(os.dup(0), "rb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return own
+
+
 def main() -> int:
     """Run as a process; return its exit code."""
     pipe = Pipe(int(sys.argv[1]))
-    told = msgspec.json.decode(sys.stdin.buffer.read(), type=AgentSpec)
+    said = _own_stdin()
+    told = msgspec.json.decode(said.readline(), type=AgentSpec)
+    credential = Credential(told.token)
+    threading.Thread(
+        target=follow_tokens, args=(said, credential), name="stoker-tokens", daemon=True
+    ).start()
     try:
-        run(told, pipe)
+        run(told, credential, pipe)
     except LeftError:
         pipe.say(Ended(left=True))
     except Exception as error:

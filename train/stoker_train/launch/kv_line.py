@@ -17,6 +17,7 @@ from stoker.exceptions import ConflictError, NotFoundError
 from stoker.local.address import resolve
 from stoker.runtime.current import maybe_runtime
 from stoker.runtime.net.http import HttpClient
+from stoker_wire.http.auth import Credential
 from stoker_wire.messages.control import (
     KvDelete,
     KvEntry,
@@ -62,9 +63,15 @@ class KvLine:
     def to(
         cls, address: str | None, *, token: str | None = None, namespace: str | None = None
     ) -> Self:
-        """Return a line to the cluster at ``address`` (None: the usual one); its token is looked up."""
+        """Return a line to the cluster at ``address`` (None: the usual one); its token is looked up.
+
+        One that is found in a file is read again as its owner replaces it.
+        """
         target = resolve(address, token)
-        client = HttpClient(target.address, token=target.token)
+        credential = Credential(target.token)
+        if target.token_file:
+            credential.follow(target.token_file)
+        client = HttpClient(target.address, token=credential)
         return cls(client, NAMESPACE if namespace is None else namespace)
 
     def do(self, operation: KvOperation, wait_s: float = 0.0) -> KvReply:

@@ -6,11 +6,13 @@ started. Made by the driver; it must not import torch.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import subprocess
 import sys
 import threading
+import time
 from typing import IO, TYPE_CHECKING
 
 import msgspec
@@ -22,9 +24,13 @@ from stoker_train.launch.spec import AgentSpec, Ended, Event, Lines, Spec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from stoker_wire.http.auth import Credential
+
 _MOST_WAITING = 1000
 _MOST_LINES = 500
 _END_S = 5.0
+_TOKEN_S = 1.0
+"""Between two looks at whether this actor has another token."""
 
 
 class Node:
@@ -70,11 +76,13 @@ class Node:
         reading, writing = os.pipe()
         host = advertised_host()
         bind_interface(host)
+        identity = current.runtime().identity
         told = AgentSpec(
             spec=spec,
             run_id=run_id,
             member=member,
-            address=current.runtime().identity.gcs_url,
+            address=identity.gcs_url,
+            token=identity.credential.token,
             namespace=namespace,
             local_addr=host,
         )
@@ -92,9 +100,25 @@ class Node:
         )
         os.close(writing)
         assert process.stdin is not None
-        with process.stdin:
-            process.stdin.write(msgspec.json.encode(told))
+        process.stdin.write(msgspec.json.encode(told) + b"\n")
+        process.stdin.flush()
+        tokens = threading.Thread(
+            target=send_tokens, args=(process, told.token, identity.credential), daemon=True
+        )
+        tokens.start()
         return process, os.fdopen(reading, "rb")
+
+
+def send_tokens(process: subprocess.Popen[bytes], token: str, credential: Credential) -> None:
+    """Pass on each token that this actor has instead of ``token``, while the agent lives."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError), process.stdin:  # it has ended meanwhile
+        while process.poll() is None:
+            if credential.token != token:
+                token = credential.token
+                process.stdin.write(f"{token}\n".encode())
+                process.stdin.flush()
+            time.sleep(_TOKEN_S)
 
 
 def _read_events(file: IO[bytes], events: queue.Queue[Event | None]) -> None:

@@ -61,6 +61,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     member: str
     address: str
+    token: str
     namespace: str
     local_addr: str
 

@@ -112,14 +112,31 @@ class KVStore(Store):
         return desired if reply.value is None else reply.value
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys are there."""
-        wanted = [self._key(key) for key in keys]
+        """Return whether all keys are there; a queue is as long as it has values."""
+        wanted = {self._key(key): key for key in keys}
         with _store_errors():
-            return len(self._line.read(wanted)) == len(set(wanted))
+            found = self._line.read(wanted)
+        return not self._without_queue([key for name, key in wanted.items() if name not in found])
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there; DistStoreError names those that are missing."""
-        self._wait(keys, self._limit if timeout is None else timeout)
+        """Wait until all keys are there; DistStoreError names those that are missing.
+
+        Queues are looked at when it begins, and at long intervals: :meth:`queue_pop` waits for values.
+        """
+        limit_s = (self._limit if timeout is None else timeout).total_seconds()
+        deadline_s = time.monotonic() + limit_s
+        missing, wait_s = list(keys), 0.0
+        while True:
+            names = {self._key(key): key for key in missing}
+            with _store_errors():
+                _, absent = self._line.wait(names, wait_s, check=self._check_lives)
+            missing = self._without_queue([names[name] for name in absent])
+            left_s = deadline_s - time.monotonic()
+            if not missing:
+                return
+            if left_s <= 0:
+                raise self._late(missing, limit_s)
+            wait_s = min(left_s, self._poll_s)
 
     def delete_key(self, key: str) -> bool:
         """Remove a key; return whether it was there."""
@@ -224,13 +241,23 @@ class KVStore(Store):
                 names, limit_s, check=self._check_lives, poll_s=self._poll_s
             )
         if missing:
-            shown = ", ".join(repr(names[name]) for name in missing[:_NAMED])
-            more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-            raise dist.DistStoreError(
-                f"wait timeout after {1000 * limit_s:.0f} ms: nobody set {shown}{more}\n"
-                f"in the store {self._prefix!r}: a process that should have died, or is late"
-            )
+            raise self._late([names[name] for name in missing], limit_s)
         return {name: item.value for name, item in found.items()}
+
+    def _late(self, keys: Sequence[str], limit_s: float) -> dist.DistStoreError:
+        shown = ", ".join(repr(key) for key in keys[:_NAMED])
+        more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+        return dist.DistStoreError(
+            f"wait timeout after {1000 * limit_s:.0f} ms: nobody set {shown}{more}\n"
+            f"in the store {self._prefix!r}: a process that should have died, or is late"
+        )
+
+    def _without_queue(self, keys: Sequence[str]) -> list[str]:
+        """Return those of the keys that are no queue with values."""
+        counters = {f"{self._queue(key)}n": key for key in keys}
+        with _store_errors():
+            used = {counters[name] for name in self._line.read(counters)}
+        return [key for key in keys if key not in used or not self.queue_len(key)]
 
     def _repeat(self, attempt: Callable[[], T | None], why: str) -> T:
         """Try until there is a result, or the timeout is over."""

@@ -76,6 +76,17 @@ class StepTimeParams(Message):
     gamma: Measured
 
 
+class Replica(Message):
+    """The place of a replica: a bundle of a placement group, on a node."""
+
+    group_id: str
+    bundle: Count
+    node_id: str
+
+
+Replicas = Annotated[tuple[Replica, ...], msgspec.Meta(max_length=MAX_REPLICAS)]
+
+
 class Hints(Message):
     """The word of a job on itself. What it has not measured it leaves out.
 
@@ -85,6 +96,9 @@ class Hints(Message):
     replicas takes. ``progress`` is in samples of M0's worth, ``done_fraction`` of all that it is to do, where
     it knows that. The rest says how it runs: the batch M of a step, b of a replica in a pass, s passes that
     accumulate, the factor on its learning rate, samples of M0's worth per second, statistical efficiency.
+
+    ``spares`` are places more than its share that it asks for, within ``max_replicas`` and where there is
+    room: for newcomers of replicas that it replaces. ``unwanted`` are places of it that it gives back.
     """
 
     params: StepTimeParams | None = None
@@ -101,17 +115,8 @@ class Hints(Message):
     lr_scale: Measured = None
     goodput: Measured = None
     efficiency: Measured = None
-
-
-class Replica(Message):
-    """The place of a replica: a bundle of a placement group, on a node."""
-
-    group_id: str
-    bundle: Count
-    node_id: str
-
-
-Replicas = Annotated[tuple[Replica, ...], msgspec.Meta(max_length=MAX_REPLICAS)]
+    spares: Count = 0
+    unwanted: Replicas = ()
 
 
 def by_node(replicas: Iterable[Replica]) -> dict[str, int]:
@@ -196,11 +201,13 @@ class WithdrawReplicas(Message):
     """Order of the scheduler for a job whose state has this ``version``: the offer is void, or replicas are.
 
     Without ``replicas`` it is the open offer; with some, these are gone, and with all the job is preempted.
+    ``returned``: the job gave them back, so that they do not count as lost.
     """
 
     version: Count
     replicas: Replicas = ()
     preempted: bool = False
+    returned: bool = False
     reason: Text = ""
 
 
@@ -209,7 +216,8 @@ class PlannedScaling(Record):
 
     A worth is per replica, in seconds by which a second of work on one GPU comes sooner (docs/elastic.md);
     null where the policy does not say it, or there is no such step. ``more`` is the next larger number that
-    the job could use, ``held_by`` the job to whom a replica is worth least, which is ``held_worth``.
+    the job could use, and ``more_speedup`` that over one replica which it would bring; ``held_by`` the job to
+    whom a replica is worth least, which is ``held_worth``.
     """
 
     job_id: str
@@ -219,6 +227,7 @@ class PlannedScaling(Record):
     speedup: float | None = None
     more: int | None = None
     more_worth: float | None = None
+    more_speedup: float | None = None
     less_worth: float | None = None
     held_by: str = ""
     held_worth: float | None = None
@@ -250,7 +259,7 @@ class ReportGenerationTurn(Message):
     """Report of an elastic trainer's controller that its generations took a turn, for the job's story.
 
     ``before`` and ``after`` are phases (FORMING, RUNNING, DRAINING, RESIZING, RESTORING, FAILED, FINISHED) of
-    ``generation``, which has ``replicas``.
+    ``generation``, which has ``replicas``; the same one where ``why`` says what happens in it.
     """
 
     generation: Count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
@@ -15,6 +15,7 @@ from stoker_wire.http.principals import NODES, WORK
 from stoker_wire.http.server.idempotency import fingerprint
 from stoker_wire.http.server.request import Reply
 from stoker_wire.http.server.routes import Route
+from stoker_wire.http.server.watch import while_read
 from stoker_wire.messages.common import MAX_NAME
 from stoker_wire.messages.control import (
     MAX_KEY,
@@ -32,12 +33,13 @@ from stoker_wire.messages.control import (
 from stoker_wire.messages.queries import KvDeleteQuery, KvListQuery, KvPutQuery, WaitQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from stoker_gcs.app import GcsApp
     from stoker_wire.http.server.request import Request
     from stoker_wire.messages.control import Event
 
+T = TypeVar("T")
 _NAMED = 5
 MAX_BLOB_BYTES = 512 * 1024 * 1024
 
@@ -60,7 +62,11 @@ async def put_key(app: GcsApp, req: Request) -> KvEntry:
 async def get_key(app: GcsApp, req: Request) -> Reply:
     """The header X-Stoker-Revision is the sequence number of its last change."""
     req.waiting_for(f"the key {req.path['key']!r} to exist")
-    item = await app.kv.get(req.path["namespace"], req.path["key"], req.query.wait_s)
+    item = await _awaited(
+        req,
+        req.query.wait_s,
+        app.kv.get(req.path["namespace"], req.path["key"], req.query.wait_s),
+    )
     headers = {"X-Stoker-Revision": str(item.revision)}
     if item.expires_at_s is not None:
         headers["X-Stoker-Expires-At-S"] = str(item.expires_at_s)
@@ -101,7 +107,7 @@ async def change_keys(app: GcsApp, req: Request) -> KvReply:
     namespace, body, kv = _namespace(req), req.body, app.kv
     if isinstance(body, KvGet):
         req.waiting_for(f"the keys {', '.join(map(repr, body.keys[:_NAMED]))} to exist")
-        return await kv.get_several(namespace, body)
+        return await _awaited(req, body.wait_s, kv.get_several(namespace, body))
     request = await _request_key(req)
     if isinstance(body, KvDeletePrefix):
         req.waiting_for(f"the keys with prefix {body.prefix!r} to be deleted")
@@ -116,6 +122,11 @@ async def change_keys(app: GcsApp, req: Request) -> KvReply:
             return await kv.compare_set(namespace, body, request)
         case _:
             return await kv.delete(namespace, body, request)
+
+
+async def _awaited(req: Request, wait_s: float, reading: Coroutine[Any, Any, T]) -> T:
+    """Return what is read; a wait ends when nobody listens any more, or this service stops."""
+    return await (while_read(req, reading) if wait_s > 0 else reading)
 
 
 def _namespace(req: Request) -> str:

@@ -8,6 +8,7 @@ any, with offer   the job accepts it                     those of the offer, its
 any, with offer   the scheduler withdraws it             the same
 some              some are lost with their node          the others, of the same generation
 some              all are lost                           none, of no generation
+some              it gives some back                     the others, of the same generation
 some              no answer in time, to fewer            none, of no generation: preempted
 any               its attempt or the job ends            none
 ================  =====================================  ==================================
@@ -229,7 +230,8 @@ def withdrawn(job: Job, order: WithdrawReplicas, now_s: float) -> Transition[Job
             lost=0,
         )
     else:
-        then = _replace(then, offer=None, lost=state.lost + len(gone))
+        lost = 0 if order.returned else len(gone)
+        then = _replace(then, offer=None, lost=state.lost + lost)
     return _changed(job, then, EventKind.JOB_SCALED)
 
 

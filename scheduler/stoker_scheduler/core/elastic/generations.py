@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from stoker_scheduler.core.elastic.allocations import Allocation
+from stoker_scheduler.core.elastic.allocations import Allocation, replicas_of
 
 
 class Place(NamedTuple):
@@ -69,7 +69,12 @@ class Standing:
     unused: tuple[tuple[str, tuple[int, ...]], ...] = ()
     has_lost: bool = False
     min_replicas: int = 1
+    max_replicas: int = 1 << 20
     grace_s: float = 30.0
+    spares: int = 0
+    """The places more than its target that it asks for."""
+    returned: Places = ()
+    """The places of it that it gives back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,15 @@ class Lose:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeBack:
+    """Take places that the job gives back."""
+
+    job_id: str
+    version: int
+    places: Places
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """Give up a placement group, or the bundles of it that no job has or is offered."""
 
@@ -126,7 +140,7 @@ class Release:
     """Empty for the whole group."""
 
 
-Order = Reserve | Offer | Withdraw | Preempt | Lose | Release
+Order = Reserve | Offer | Withdraw | Preempt | Lose | TakeBack | Release
 
 RESERVE_S = 20.0
 """Room that was free when it was asked for, and is not had by then, went to others."""
@@ -158,7 +172,7 @@ def settle(
     """
     done = _Pass(dict(free), now_s)
     for job in standings:
-        _settle_one(job, targets.get(job.job_id), done)
+        _settle_one(job, with_spares(job, targets.get(job.job_id), done.free), done)
     leaving = [one for one in done.blocked if len(one[1]) < len(one[0].places)]
     if leaving and not done.orders and not done.in_flight:
         # Each waits for room that another one of them has: one lets go first.
@@ -174,6 +188,8 @@ def _settle_one(job: Standing, target: Allocation | None, done: _Pass) -> None:
         done.orders.append(Lose(job.job_id, job.version, job.gone))
     elif job.offer is not None:
         _await_answer(job, job.offer, target, done)
+    elif job.returned and len(job.places) - len(job.returned) >= job.min_replicas:
+        done.orders.append(TakeBack(job.job_id, job.version, job.returned))
     elif target is None or _same(allocation_of(job.places), target):
         done.orders += [Release(one.group_id) for one in job.reservations]
         if job.has_lost and target is not None:
@@ -220,6 +236,31 @@ def _move(job: Standing, target: Allocation, done: _Pass) -> None:
         done.orders.append(Reserve(job.job_id, missing))
     else:
         done.blocked.append((job, kept))
+
+
+def with_spares(
+    job: Standing, target: Allocation | None, free: Mapping[str, int]
+) -> Allocation | None:
+    """Return a target with the places more that the job asks for, all or none, where nodes have room.
+
+    Once they are on their way, or there, the same ones.
+    """
+    if not job.spares or not target:
+        return target
+    count = replicas_of(target)
+    wanted = min(count + job.spares, job.max_replicas)
+    on_the_way = job.places if job.offer is None else job.offer.places
+    if len(on_the_way) == wanted:
+        return allocation_of(on_the_way)
+    if job.offer is not None or not _same(allocation_of(job.places), target):
+        return target
+    reserved = [one.wanted for one in job.reservations if replicas_of(one.wanted) == wanted - count]
+    more = Counter(dict(reserved[0])) if reserved else Counter[str]()
+    for node_id in sorted(free, key=lambda name: -free[name]):
+        more[node_id] += min(free[node_id], wanted - count - more.total())
+    if more.total() < wanted - count:
+        return target
+    return tuple((Counter(dict(target)) + more).items())
 
 
 def _same(one: Allocation, other: Allocation) -> bool:

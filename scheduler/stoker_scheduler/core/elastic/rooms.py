@@ -169,14 +169,18 @@ def budgets(pools: Sequence[Pool], weights: Sequence[float], rooms: Sequence[int
 
 
 def trimmed(pool: Pool, rooms: Mapping[str, int], budget: int) -> dict[str, int]:
-    """Return rooms of which there are ``budget`` in all, those first where the pool has replicas already."""
-    found: dict[str, int] = {}
-    for node_id in sorted(rooms, key=lambda name: (-pool.held(name), -rooms[name], name)):
-        count = min(rooms[node_id], budget)
-        if count:
-            found[node_id] = count
+    """Return rooms of which there are ``budget`` in all: what the pool has first, then more beside that.
+
+    So no replica moves because another node of the pool has more of them.
+    """
+    found = dict.fromkeys(rooms, 0)
+    order = sorted(rooms, key=lambda name: (-pool.held(name), -rooms[name], name))
+    for most in ({name: min(rooms[name], pool.held(name)) for name in rooms}, rooms):
+        for node_id in order:
+            count = min(most[node_id] - found[node_id], budget)
+            found[node_id] += count
             budget -= count
-    return {node_id: found[node_id] for node_id in rooms if node_id in found}
+    return {node_id: count for node_id, count in found.items() if count}
 
 
 def headroom(twin: State, pool: Pool) -> int:

@@ -34,6 +34,8 @@ class ReplicaWorth:
     gain: float | None
     less: int | None
     loss: float | None
+    more_speedup: float | None = None
+    """That over one replica which ``more`` would bring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ def _of_job(values: Floats, speedups: Floats, counts: Sequence[int], present: in
         gain=None if more is None else (value[more] - now) / (more - present),
         less=less,
         loss=None if less is None else (now - value[less]) / (present - less),
+        more_speedup=None if more is None else speedup[more],
     )
 
 

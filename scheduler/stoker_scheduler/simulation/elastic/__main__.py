@@ -59,6 +59,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
               help="Seconds that a change of its allocation costs a job.")  # fmt: skip
 @click.option("--restart-of", "restart_of", multiple=True, metavar="MODEL=SECONDS",
               help="The same for the jobs of a model.")  # fmt: skip
+@click.option("--start-s", type=click.FloatRange(0),
+              help="Seconds that the start of a job costs it, if others than a change.")  # fmt: skip
 @click.option("--interference", type=click.FloatRange(0, 1, max_open=True), default=0.0,
               show_default=True, help="How much jobs that span nodes slow each other on one.")  # fmt: skip
 @click.option("--noise", type=click.FloatRange(0, 1), default=0.0, show_default=True,
@@ -89,6 +91,7 @@ def main(
     interval_s: int,
     restart_s: float,
     restart_of: tuple[str, ...],
+    start_s: float | None,
     interference: float,
     noise: float,
     declare_epochs: bool,
@@ -118,6 +121,7 @@ def main(
             interval_s=interval_s,
             restart_s=restart_s,
             restart_by_model=_restarts(restart_of, models),
+            start_s=start_s,
             interference=interference,
             noise=noise,
             declare_epochs=declare_epochs,

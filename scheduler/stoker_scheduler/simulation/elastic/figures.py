@@ -104,7 +104,10 @@ def _alone_s(job: WorkloadJob, world: World) -> float:
         gain = float(model.noise(epoch, total).gain(total / model.limits.min_batch))
         seconds += (float(goal) - before) * step_s / gain
         before = float(goal)
-    return world.restart_by_model.get(model.name, world.restart_s) + seconds
+    start_s = world.start_s
+    if start_s is None:
+        start_s = world.restart_by_model.get(model.name, world.restart_s)
+    return start_s + seconds
 
 
 def allocated_over_time(log: Log) -> tuple[list[int], dict[str, list[int]]]:

@@ -22,6 +22,7 @@ from stoker_scheduler.core.elastic.generations import (
     Reservation,
     Reserve,
     Standing,
+    TakeBack,
     Withdraw,
     settle,
 )
@@ -90,7 +91,7 @@ class Steps:
                 self._put(
                     replace(job, places=order.places, reservations=kept, has_lost=False, offer=None)
                 )
-            case Lose() | Preempt():
+            case Lose() | Preempt() | TakeBack():
                 job = self.standings[order.job_id]
                 left = tuple(place for place in job.places if place not in order.places)
                 self._put(replace(job, places=left, gone=(), has_lost=bool(left)))

@@ -45,11 +45,12 @@ class World:
     """The cluster and the rules of a study.
 
     ``interference`` slows jobs that share a node while both span several, ``restart_s`` is what a change of
-    an allocation costs, by model where ``restart_by_model`` has it, ``noise`` the relative error of what jobs
-    measure. With ``declare_epochs`` jobs say how many they have, which Pollux's study keeps from policies.
-    A node fails after ``failures_h`` hours in the mean (0: never), and is back after ``repair_s``; its jobs
-    go on from their last commit, of which they make one every ``commit_s`` and before each restart. With
-    ``types`` there are those instead of ``nodes`` equal ones; a job that has several goes by the slowest.
+    an allocation costs, by model where ``restart_by_model`` has it, the first one ``start_s`` where that is
+    given, ``noise`` the relative error of what jobs measure. With ``declare_epochs`` jobs say how many they
+    have, which Pollux's study keeps from policies. A node fails after ``failures_h`` hours in the mean
+    (0: never), and is back after ``repair_s``; its jobs go on from their last commit, of which they make one
+    every ``commit_s`` and before each restart. With ``types`` there are those instead of ``nodes`` equal
+    ones; a job that has several goes by the slowest.
     """
 
     nodes: int = 16
@@ -57,6 +58,7 @@ class World:
     interval_s: int = 60
     restart_s: float = 30.0
     restart_by_model: Mapping[str, float] = field(default_factory=dict)
+    start_s: float | None = None
     interference: float = 0.0
     noise: float = 0.0
     declare_epochs: bool = False
@@ -197,6 +199,7 @@ def _job(
         row,
         Agent(row.model.limits, as_pollux=kind.fixes_models),
         restart_s=world.restart_by_model.get(row.model.name, world.restart_s),
+        start_s=world.start_s,
         tuned_batch=fixed or (0 if kind.tunes_batches else row.batch),
         noise=world.noise,
         declares=world.declare_epochs,

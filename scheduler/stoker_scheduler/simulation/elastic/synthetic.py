@@ -26,8 +26,8 @@ ERROR = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A made-up model: work in steps of the smallest batch, and the noise scales of first and last epoch."""
+class MadeUp:
+    """A made-up model: work in steps of the smallest batch, noise scales of its first and last epoch."""
 
     params: ThroughputParams
     limits: BatchLimits
@@ -37,15 +37,15 @@ class _Made:
 
 
 MODELS = {
-    "small": _Made(
+    "small": MadeUp(
         ThroughputParams(0.02, 0.0005, 0.05, 0.001, 0.01, 0.0005, 2.0),
         BatchLimits(64, 2048, 16, 256), 10, 12_000, (300.0, 4_000.0),
     ),
-    "medium": _Made(
+    "medium": MadeUp(
         ThroughputParams(0.05, 0.004, 0.12, 0.003, 0.03, 0.002, 1.5),
         BatchLimits(32, 1024, 8, 64), 8, 40_000, (100.0, 2_000.0),
     ),
-    "large": _Made(
+    "large": MadeUp(
         ThroughputParams(0.08, 0.008, 0.35, 0.01, 0.05, 0.004, 1.3),
         BatchLimits(32, 2048, 8, 32), 12, 150_000, (200.0, 5_000.0),
     ),
@@ -56,7 +56,7 @@ def write(folder: Path, *, jobs: int = 40, hours: float = 2.0, seed: int = 0) ->
     """Write ``traces/`` and ``workload.csv`` into a folder: mostly small jobs, by random times."""
     random = Random(seed)
     for name, model in MODELS.items():
-        _write_model(folder / "traces" / name, model, random)
+        write_model(folder / "traces" / name, model, random)
     times = sorted(random.randrange(int(hours * 3600)) for _ in range(jobs))
     rows = []
     for number, at_s in enumerate(times):
@@ -69,7 +69,8 @@ def write(folder: Path, *, jobs: int = 40, hours: float = 2.0, seed: int = 0) ->
     _write_csv(folder / "workload.csv", header, rows)
 
 
-def _write_model(folder: Path, model: _Made, random: Random) -> None:
+def write_model(folder: Path, model: MadeUp, random: Random) -> None:
+    """Write the profile of a model into its folder ``traces/NAME``: placements on up to four nodes."""
     limits = model.limits
     local = np.unique(np.geomspace(limits.min_local, limits.max_local, 5).astype(int)).tolist()
     counts = range(1, GPUS_PER_NODE + 1)
@@ -107,13 +108,13 @@ def _write_model(folder: Path, model: _Made, random: Random) -> None:
 
 
 def _times(
-    model: _Made, nodes: int, replicas: int, batch: int, factor: float
+    model: MadeUp, nodes: int, replicas: int, batch: int, factor: float
 ) -> tuple[float, float]:
     step = float(model.params.step_time(nodes, replicas, batch)) * factor
     return step, step - float(model.params.accumulation_time(batch)) * min(factor, 1.0)
 
 
-def _epochs(model: _Made, total: int) -> list[tuple[object, ...]]:
+def _epochs(model: MadeUp, total: int) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     steps = 0.0
     scale = total / model.limits.min_batch

@@ -22,13 +22,14 @@ from stoker_scheduler.simulation.elastic.workloads import WorkloadJob
 class SimulatedJob:
     """A job of a workload as it goes. A ``tuned`` one runs with the replicas and batch of its user.
 
-    ``noise`` is the relative error of what it measures; its restarts cost ``restart_s`` each. It commits its
-    progress every ``commit_s``, and before it restarts.
+    ``noise`` is the relative error of what it measures; its restarts cost ``restart_s`` each, its start
+    ``start_s``, by default the same. It commits its progress every ``commit_s``, and before it restarts.
     """
 
     row: WorkloadJob
     agent: Agent
     restart_s: float
+    start_s: float | None = None
     tuned_batch: int = 0
     noise: float = 0.0
     commit_s: float = 600.0
@@ -66,9 +67,10 @@ class SimulatedJob:
             return
         if self.started_s is None:
             self.started_s = now_s
+            self._stall_s = self.restart_s if self.start_s is None else self.start_s
         else:
             self.restarts += 1
-        self._stall_s = self.restart_s
+            self._stall_s = self.restart_s
         self._choose_batch()
 
     def advance(self, now_s: float, seconds: int, slowdown: float = 0.0) -> None:

@@ -14,8 +14,8 @@ _REPEATED = ("--workload", "--policy")
 _OF_TRACES = ("cluster", "trace", "seed", "jitter")
 _OF_TRAINING = (
     "profiles", "workload", "events", "nodes", "gpus_per_node", "gpu_type", "interval", "restart_s",
-    "restart_of", "interference", "noise", "declare_epochs", "fairness", "failures", "repair_s", "commit_s",
-    "seeds",
+    "restart_of", "start_s", "interference", "noise", "declare_epochs", "fairness", "failures", "repair_s",
+    "commit_s", "seeds",
 )  # fmt: skip
 
 
@@ -85,6 +85,11 @@ class _Command(click.Command):
 )
 @click.option(
     "--restart-of", multiple=True, metavar="MODEL=SECONDS", help="The same for jobs of a model."
+)
+@click.option(
+    "--start-s",
+    type=click.FloatRange(0),
+    help="Seconds that the start of a training job costs it.  [default: as a change]",
 )
 @click.option(
     "--interference",

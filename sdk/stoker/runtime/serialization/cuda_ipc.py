@@ -184,7 +184,7 @@ class _Driver:
             self._cuda = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise SerializationError(
-                f"CUDA memory cannot be mapped here: there is no driver ({error})\n"
+                f"CUDA memory cannot be mapped here: there is no driver\n{error}\n"
                 "read the value where a GPU is, or put it without tensor_transport",
                 field="tensor_transport",
             ) from None

@@ -1,4 +1,22 @@
-"""The rendezvous backend ``stoker``: what torch's own tests ask of each, and ``torchrun`` with it."""
+"""The rendezvous backend ``stoker``: what torch's own tests ask of each, and ``torchrun`` with it.
+
+torch's wheel comes without its tests. Of ``test/distributed/elastic/rendezvous`` (2026) these are asked here:
+
+=============================================  ===========================================================
+rendezvous_backend_test:
+get_state: returns state, none where absent    the_state_and_its_token_are_read, there_is_no_state_before
+get_state raises where it is corrupt           cannot be: the state is bytes, which are kept as they are
+set_state: absent, token is current            a_state_is_set_without_a_token_only_once, the_right_token
+set_state: token is none, old, invalid         the same two, and an_invalid_token_sets_nothing
+c10d_rendezvous_backend_test, of create_backend:
+returns a backend, is_host, store exists       torch_s_handler_brings_two_nodes_together: nobody is host
+read_timeout is not given, is invalid          the_read_timeout_is_the_store_s
+store is unreachable                           a_cluster_that_does_not_answer_is_a_connection_error
+endpoint is invalid                            the_endpoint_names_the_cluster
+=============================================  ===========================================================
+
+The others are of TCPStore's port and FileStore's file, which it has not.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +24,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from datetime import timedelta
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +39,7 @@ from stoker_train.launch.backend import (
     get_handler,
 )
 from stoker_train.launch.kv_line import KvLine
+from stoker_train.launch.store import KVStore
 from tests.e2e._cluster import environment, head
 
 if TYPE_CHECKING:
@@ -168,6 +188,21 @@ def test_the_endpoint_names_the_cluster(cluster: LocalCluster) -> None:
     assert plugin.load() is get_handler and get_handler() is create_stoker_handler
     with pytest.raises(BadRequestError, match="not an address"):
         create_stoker_handler(params("run", endpoint="ftp://x"))
+
+
+def test_the_read_timeout_is_the_store_s(line: KvLine) -> None:
+    for given, wanted_s in (({}, 60), ({"read_timeout": "10"}, 10)):
+        made: list[KVStore] = []
+
+        def make_store(*args: Any, made: list[KVStore] = made, **kwargs: Any) -> KVStore:
+            made.append(KVStore(*args, **kwargs))
+            return made[-1]
+
+        dynamic_handler(line, params("run", **given), make_store=make_store)
+        assert [one.timeout for one in made] == [timedelta(seconds=wanted_s)]
+    for wrong in ("0", "-10"):
+        with pytest.raises(ValueError, match="no time to wait"):
+            dynamic_handler(line, params("run", read_timeout=wrong))
 
 
 SCRIPT = """

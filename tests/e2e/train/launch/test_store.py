@@ -1,7 +1,36 @@
-"""``stoker.train.KVStore``: what torch's own tests ask of every store, over a real control store."""
+"""``stoker.train.KVStore``: what torch's own tests ask of every store, over a real control store.
+
+torch's wheel comes without its tests. Of ``test/distributed/test_store.py`` (2026, by class; each case of
+``StoreTestBase`` is here plain and behind one and two PrefixStores) these are asked here, by other means:
+
+=============================================  ===========================================================
+StoreTestBase: set_get_check, compare_set      what_is_set_is_got_and_counted, compare_set_has_one_winner
+simple_wait                                    waits_have_a_deadline, a_wait_ends_when_another_sets_the_key
+append, multi_set, multi_get                   append_makes_one_value_of_many, many_keys_in_one_call
+clone                                          a_clone_is_the_same_store
+queues, _nonblocking, _timeout                 queues_give_each_value_once_in_order
+queues_bidirectional                           of_many_that_change_a_key_none_is_lost
+PrefixStore: get_underlying_store, PrefixTCP:  prefixes_divide_a_store
+underlying_non_prefix_store
+TCPStore: numkeys_delkeys                      keys_are_counted_as_they_come_and_go
+multi_worker_with_(non)fixed_world_size        many_clients_see_what_one_has_set
+PythonStore: set_get                           torch_s_own_test_of_stores_in_python: torch's, unchanged
+TestPythonStore: has_extended_api_roundtrip,   many_keys_in_one_call, append_makes_one_value_of_many: behind
+append_, multi_get_, multi_set_roundtrip       prefixes they come here through C++
+TestMultiThreadedWait: wait (plain, prefix)    a_wait_ends_when_another_sets_the_key
+RendezvousTCP: timeout_set, timeout_doest_     waits_have_a_deadline: and the store goes on after it
+break_client
+Timeout: interrupt_doesnt_break_wait           a_signal_does_not_end_a_wait
+InitPgWithNonUvStore                           a_process_group_forms_through_it
+=============================================  ===========================================================
+
+The others ask nothing of a store: they are of TCPStore's sockets, libuv and protocol, of FileStore's file, of
+RPC, of the URLs of ``dist.rendezvous``, and of stores that lack methods.
+"""
 
 from __future__ import annotations
 
+import signal
 import threading
 import uuid
 from datetime import timedelta
@@ -50,8 +79,8 @@ def fresh(line: KvLine, timeout: float = WAIT_S) -> KVStore:
     return KVStore(f"test-{uuid.uuid4().hex}", timeout, line=line)
 
 
-def both(first: Callable[[], object], second: Callable[[], object]) -> None:
-    """Run two calls at once, and have their errors here."""
+def both(first: Callable[[], object], second: Callable[[], object], name: str = "first") -> None:
+    """Run two calls at once, the first in a thread of that name, and have their errors here."""
     errors: list[BaseException] = []
 
     def run(call: Callable[[], object]) -> None:
@@ -60,7 +89,10 @@ def both(first: Callable[[], object], second: Callable[[], object]) -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(one,)) for one in (first, second)]
+    threads = [
+        threading.Thread(target=run, args=(one,), name=own)
+        for own, one in ((name, first), ("second", second))
+    ]
     for one in threads:
         one.start()
     for one in threads:
@@ -162,6 +194,13 @@ def test_prefixes_divide_a_store(line: KvLine) -> None:
     assert (one.get("k"), other.get("k")) == (b"1", b"2")
     assert store.list_keys() == ["one/k", "other/k"]
     assert one.underlying_store is store
+    twice = dist.PrefixStore("more", one)
+    assert twice._underlying_non_prefix_store is store
+    twice.set("k", "3")
+    assert store.get("one/more/k") == b"3"
+    twice.delete_key("k")
+    with pytest.raises(ValueError, match=r"(?i)none|null"):
+        dist.PrefixStore("p", None)
     assert store.clear() == 2 and store.num_keys() == 0
     assert fresh(line).num_keys() == 0, "another prefix is another store"
 
@@ -187,6 +226,72 @@ def test_queues_give_each_value_once_in_order(line: KvLine) -> None:
     said = caught(lambda: store.queue_pop("q"), dist.DistStoreError)
     assert "'q' was empty" in str(said)
     assert store.num_keys() == 0
+
+
+def test_a_queue_is_there_as_long_as_it_has_values(line: KvLine) -> None:
+    store = fresh(line)
+    assert not store.check(["q"]) and store.queue_len("q") == 0
+    store.queue_push("q", "1")
+    store.set("k", "v")
+    assert store.check(["q", "k"]) and not store.check(["q", "other"])
+    store.wait(["q", "k"], SHORT)
+    said = str(caught(lambda: store.wait(["q", "other"], SHORT), dist.DistStoreError))
+    assert "nobody set 'other'" in said
+    store.queue_pop("q")
+    assert not store.check(["q"])
+    assert "nobody set 'q'" in str(caught(lambda: store.wait(["q"], SHORT), dist.DistStoreError))
+
+
+def test_keys_are_counted_as_they_come_and_go(store: dist.Store) -> None:
+    for key in ("a", "b", "c"):
+        store.add(key, 1)
+    store.set("b", "2")
+    assert store.num_keys() == 3
+    store.delete_key("a")
+    store.delete_key("c")
+    assert store.num_keys() == 1
+    store.set("d", "3")
+    assert (store.num_keys(), store.get("b"), store.get("d")) == (2, b"2", b"3")
+
+
+def test_torch_s_own_test_of_stores_in_python(line: KvLine) -> None:
+    dist._test_python_store(fresh(line))
+
+
+def test_a_clone_is_the_same_store(store: dist.Store) -> None:
+    other = store.clone()
+    assert isinstance(other, dist.Store)
+    store.set("k", "v")
+    assert other.get("k") == b"v"
+
+
+def test_a_store_goes_on_after_a_wait_in_vain(line: KvLine) -> None:
+    store = fresh(line)
+    store.set_timeout(SHORT)
+    caught(lambda: store.get("k"), dist.DistStoreError)
+    store.set("k", "v")
+    assert store.get("k") == b"v"
+
+
+def test_a_signal_does_not_end_a_wait(line: KvLine) -> None:
+    store, waits = fresh(line), threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+
+        def wait() -> None:
+            waits.set()
+            store.wait(["k"])
+
+        def interrupt() -> None:
+            waits.wait(WAIT_S)
+            (waiting,) = (one for one in threading.enumerate() if one.name == "waiting")
+            for _ in range(3):
+                signal.pthread_kill(waiting.ident, signal.SIGUSR1)
+            store.clone().set("k", "v")
+
+        both(wait, interrupt, name="waiting")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_what_makes_no_sense_is_refused_with_the_fix(line: KvLine) -> None:
@@ -232,6 +337,23 @@ def test_of_many_that_change_a_key_none_is_lost(line: KvLine) -> None:
     assert sorted(taken) == [b"a"] * 10 + [b"b"] * 10 and store.queue_len("q") == 0
 
 
+def test_many_clients_see_what_one_has_set(line: KvLine) -> None:
+    store = fresh(line)
+    store.set("key", "value")
+    for number in range(5):
+        client = store.clone()
+        assert client.get("key") == b"value"
+        client.set(f"new {number}", "1")
+        assert client.compare_set(f"new {number}", "1", "2") == b"2"
+    assert [store.get(f"new {number}") for number in range(5)] == [b"2"] * 5
+
+
+def test_torch_s_barrier_is_passed_once_all_have_come(line: KvLine) -> None:
+    store = fresh(line)
+    store.barrier("alone", 1, SHORT)
+    both(lambda: store.barrier("two", 2), lambda: store.clone().barrier("two", 2))
+
+
 def test_torchelastic_s_helpers_work_on_it(store: dist.Store) -> None:
     said: dict[int, list[bytes]] = {}
 
@@ -259,6 +381,8 @@ GROUP = """
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     value = torch.full((3,), float(rank + 1))
     dist.all_reduce(value)
+    inner = dist.distributed_c10d._get_process_group_store(dist.group.WORLD)
+    assert inner._underlying_non_prefix_store is store
     pair = dist.new_group([0, 1])
     dist.barrier(group=pair)
     print("sum", value.tolist(), flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,6 +19,7 @@ from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.elastic import (
     AnswerOffer,
     ElasticState,
+    Hints,
     MakeOffer,
     Replica,
     Scaling,
@@ -89,6 +90,12 @@ class World:
         assert transition is not None
         self.directory.put_job(transition.record)
         self.trainers[job_id] = Trainer()
+
+    def hint(self, job_id: str, **hints: Any) -> None:
+        """Have a job say something of itself."""
+        transition = elastic_rules.hinted(self.directory.jobs[job_id], Hints(**hints), self.now_s)
+        assert transition is not None
+        self.directory.put_job(transition.record)
 
     def lose(self, node_id: str) -> None:
         self.nodes.pop(node_id)
@@ -166,9 +173,11 @@ class World:
                     )
                     self._withdraw(order.job_id, body_)
                     self.trainers[order.job_id].running = 0
-                case gen.Lose():
+                case gen.Lose() | gen.TakeBack():
                     body_ = WithdrawReplicas(
-                        version=order.version, replicas=_replicas(order.places)
+                        version=order.version,
+                        replicas=_replicas(order.places),
+                        returned=isinstance(order, gen.TakeBack),
                     )
                     self._withdraw(order.job_id, body_)
         except ConflictError:

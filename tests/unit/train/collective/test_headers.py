@@ -47,6 +47,7 @@ def test_long_calls_differ_by_what_is_cut_off(text: str, more: str) -> None:
         ({"dtype": "float64"}, "all_reduce sum float64 (128, 4) 'grad'"),
         ({"shape": "(128,)"}, "all_reduce sum float32 (128,) 'grad'"),
         ({"name": "bias"}, "all_reduce sum float32 (128, 4) 'bias'"),
+        ({"device": "cuda"}, "all_reduce sum float32 (128, 4) on cuda 'grad'"),
     ],
 )
 def test_what_is_different_is_named_with_its_rank(changed: dict[str, str], text: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import stoker.train
-from stoker.exceptions import ConflictError
+from stoker.exceptions import BadRequestError, ConflictError
 from stoker.train import elastic
 from stoker_train.elastic import horovod
 from stoker_train.elastic.replica.current import set_current
@@ -32,6 +32,10 @@ class Replica:
         self.changes = changes or {}
         self.commits = self.recovered = self.joined = 0
         self.train_state = TrainState()
+        self.recorded: list[tuple[Any, ...]] = []
+
+    def record_samples(self, *entry: Any) -> None:
+        self.recorded.append(entry)
 
     def state(self, **objects: Any) -> TrainState:
         self.train_state = TrainState(**objects)
@@ -175,3 +179,47 @@ def test_the_sampler_shares_out_what_is_left(replica: Replica) -> None:
     assert len(sampler) == 8
     sampler.load_state_dict(saved)
     assert len(sampler) == 4
+
+
+def test_what_a_sampler_records_is_in_the_ledger_once_it_is_committed(replica: Replica) -> None:
+    sampler = horovod.ElasticSampler(list(range(10)), seed=3)
+    other = horovod.ElasticSampler(list(range(4)))
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    state = horovod.TorchState(model, optimizer, other=other, sampler=sampler)
+    sampler.set_epoch(0)
+    sampler.record_batch(0, 2)
+    sampler.record_batch(1, 1)
+    assert sampler.processed_indices == [*map(int, sampler._order()[:6])]
+    assert not replica.recorded
+    state.commit()
+    assert replica.recorded == [(0, 0, 6, 10, 6, 0.5)], "of two batches, by both ranks"
+    state.commit()
+    sampler.record_indices(sampler._order()[6:7])
+    sampler.record_batch(2, 2)  # one of these is filled up
+    sampler.set_epoch(1)
+    sampler.record_batch(0, 1)
+    state.commit()
+    assert replica.recorded[1:] == [(0, 6, 4, 10, 5, 0.5), (1, 0, 2, 10, 2, 0.5)]
+    with pytest.raises(BadRequestError, match="indices are not the next 1 samples of epoch 1"):
+        sampler.record_indices(sampler._order()[5:6])
+    # What was recorded, and then lost, is not in the ledger.
+    sampler.record_batch(1, 1)
+    state.restore()
+    assert sampler.processed_num == 2
+    state.commit()
+    assert len(replica.recorded) == 3
+
+
+def test_what_a_loop_records_and_does_not_commit_is_in_the_ledger_at_its_end(
+    replica: Replica,
+) -> None:
+    sampler = horovod.ElasticSampler(list(range(4)), shuffle=False)
+
+    @elastic.run
+    def train(state: Any) -> None:
+        for number, _ in enumerate(list(sampler)):
+            state.sampler.record_batch(number, 1)
+
+    train(horovod.TorchState(sampler=sampler))
+    assert replica.recorded == [(0, 0, 4, 4, 4, 0.0)]

@@ -23,18 +23,20 @@ def main() -> int:
             "this is the program of an elastic job, and no job runs it\n"
             "call stoker.train.ElasticTrainer(...).fit()"
         )
-    from stoker_train.elastic.records import Records
+    from stoker_train.elastic.controller.fenced import FencedRecords
 
     stoker.init(log_to_driver=False)
     try:
-        records = Records(job_id)
+        attempt = int(os.environ.get("STOKER_JOB_ATTEMPT", "1"))
+        records = FencedRecords(job_id, attempt)
         result = records.result()
         if result is not None:  # an attempt before has said how it ended
             return int(bool(result.error))
+        records.take()
         spec = records.spec()
-        from stoker_train.elastic.controller.driver import Controller, attempt_of_this_process
+        from stoker_train.elastic.controller.driver import Controller
 
-        return int(not Controller(records, spec, attempt_of_this_process()).run())
+        return int(not Controller(records, spec).run())
     finally:
         stoker.shutdown()
 

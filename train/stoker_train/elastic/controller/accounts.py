@@ -12,14 +12,16 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import StokerError
+from stoker.exceptions import FencedError, StokerError
 from stoker_train.elastic.core.ledger import Ledger, decode
 from stoker_train.elastic.options import ResizeCost, Result
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stoker_train.elastic.controller.fenced import FencedRecords
     from stoker_train.elastic.core.membership import Membership
-    from stoker_train.elastic.records import Records
-    from stoker_train.elastic.replica.reports import Paused, Progress
+    from stoker_train.elastic.replica.reports import Paused, Progress, Value
     from stoker_wire.messages.elastic import ReportGenerationTurn
 
 __all__ = ("Accounts",)
@@ -27,20 +29,24 @@ __all__ = ("Accounts",)
 _log = logging.getLogger(__name__)
 _WRITE_S = 1.0
 _CLOSE_S = 30.0
-_MAX_VALUE_NBYTES = 8 << 20
 _MAX_TURNS = 1000
 
 
 class Accounts:
-    """The state of a job's progress. ``generation`` is the newest one of which reports count."""
+    """The state of a job's progress.
 
-    def __init__(self, records: Records) -> None:
-        self._records = records
+    ``fenced`` is called, by a thread of its own, once another controller has the job: it keeps nothing then.
+    """
+
+    def __init__(
+        self, records: FencedRecords, fenced: Callable[[FencedError], None] | None = None
+    ) -> None:
+        self._records, self._fenced = records, fenced
         self._lock = threading.Lock()
         self.ledger: Ledger = decode(records.ledger())
         self.metrics: dict[str, Any] = dict(records.progress().get("metrics", {}))
         self.checkpoint, self.skipped = "", 0
-        self.value = b""
+        self.value: Value | None = None
         self.resizes: dict[int, ResizeCost] = {}
         self.generations = 0
         self._form_began_s: float | None = None
@@ -135,6 +141,7 @@ class Accounts:
             problems = [
                 "no sample came from ctx.loader(): the ledger does not know which were used"
             ]
+        value, value_problem = self._value()
         return Result(
             metrics=dict(self.metrics),
             checkpoint=self.checkpoint,
@@ -147,7 +154,8 @@ class Accounts:
             error=error,
             error_kind=kind,
             job_id=self._records.job_id,
-            value=self._value(),
+            value=value,
+            value_problem=value_problem,
             costs=self.costs(),
         )
 
@@ -177,17 +185,19 @@ class Accounts:
         self._wake.set()
         self._thread.join(timeout=_CLOSE_S + 1.0)
 
-    def _value(self) -> Any:
+    def _value(self) -> tuple[Any, str]:
+        """Return what the loop returned, and why it is not here if it is not."""
         import cloudpickle
 
-        if len(self.value) > _MAX_VALUE_NBYTES:
-            _log.warning("what the loop returned is too large to be kept: save it in a file")
-            return None
+        if self.value is None or not self.value.value:
+            return None, "" if self.value is None else self.value.problem
         try:
-            return cloudpickle.loads(self.value) if self.value else None
+            return cloudpickle.loads(self.value.value), ""
         except Exception as error:  # a CUDA tensor here, where no GPU may be
-            _log.warning("what the loop returned cannot be read here: %s", error)
-            return None
+            return None, (
+                f"what the loop returned cannot be read by its controller: {error}\n"
+                "return numbers, texts or arrays of the CPU"
+            )
 
     def _write_all(self) -> None:
         while True:
@@ -196,6 +206,10 @@ class Accounts:
             ended = self._ended
             try:
                 self._write()
+            except FencedError as error:
+                if self._fenced is not None:
+                    self._fenced(error)
+                return
             except Exception as error:  # whatever it is: without this thread nothing is kept
                 _log.warning("the ledger was not written, and will be: %s", error)
                 self._wake.set()

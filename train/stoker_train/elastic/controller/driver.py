@@ -8,7 +8,6 @@ about memberships itself.
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import sys
 import threading
@@ -19,17 +18,19 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from stoker import kv
-from stoker.exceptions import GetTimeoutError, StokerError
+from stoker.exceptions import FencedError, GetTimeoutError, StokerError
 from stoker.runtime import current
 from stoker.train.elastic import Session, join
 from stoker_train.elastic.controller.accounts import Accounts
 from stoker_train.elastic.controller.decisions import Decisions
-from stoker_train.elastic.controller.offers import Offers, slots_of
+from stoker_train.elastic.controller.offers import Offers, replicas_of, slots_of
 from stoker_train.elastic.controller.replicas import Replicas
 from stoker_train.elastic.core import events as ev
 from stoker_train.elastic.core.machine import begin, step
 from stoker_train.elastic.core.membership import Commit, SetLr, SetShares, SetSync, Stop, Suspend
 from stoker_train.elastic.core.phases import OVER, Limits, Phase, State
+from stoker_train.elastic.core.places import avoided, unwanted
+from stoker_train.elastic.core.replacing import spares
 from stoker_train.elastic.optimization import priors
 from stoker_train.elastic.options import ResizeCost
 from stoker_train.elastic.replica import reports as said
@@ -38,7 +39,8 @@ from stoker_wire.messages.elastic import ReportGenerationTurn
 from stoker_wire.messages.work import ReportSlowRank, SlowRank
 
 if TYPE_CHECKING:
-    from stoker_train.elastic.records import Records, Spec
+    from stoker_train.elastic.controller.fenced import FencedRecords
+    from stoker_train.elastic.records import Spec
 
 __all__ = ("Controller",)
 
@@ -53,12 +55,12 @@ _WORKERS_PER_ATTEMPT = 1_000_000
 
 
 class Controller:
-    """One attempt of one job. ``run`` returns whether the training went well."""
+    """One attempt of one job, whose records it has taken over. ``run`` returns whether all went well."""
 
-    def __init__(self, records: Records, spec: Spec, attempt: int) -> None:
+    def __init__(self, records: FencedRecords, spec: Spec) -> None:
         self.records, self.spec = records, spec
         self._queue: queue.Queue[Any] = queue.Queue(_MAX_EVENTS)
-        self.accounts = Accounts(records)
+        self.accounts = Accounts(records, self._queue.put)
         self.decisions = Decisions(spec.scaling, _prior(spec))
         work = Work(
             spec.loop,
@@ -78,18 +80,22 @@ class Controller:
             records.job_id,
             Limits(
                 min_replicas=self._least,
+                max_replicas=spec.scaling.max_replicas,
                 start_s=spec.failure.start_s,
+                replace_s=spec.failure.start_s,
                 settle_s=1.5 * spec.failure.collective_timeout_s,
                 form_s=spec.failure.collective_timeout_s,
             ),
             generation=generation,
-            first_worker=attempt * _WORKERS_PER_ATTEMPT + 1,
+            first_worker=records.attempt * _WORKERS_PER_ATTEMPT + 1,
             has_trained=generation > 0,
             at_s=time.monotonic(),
         )
         self.accounts.generations = generation
         self._end: ev.End | None = None
         self._stopped = False
+        self._most = spec.scaling.max_replicas
+        self._avoided: frozenset[str] = frozenset()
         self._hinted_s = self._ticked_s = 0.0
         self._looked_s = time.monotonic()
         self._drained: tuple[float, int, int] | None = None
@@ -165,7 +171,9 @@ class Controller:
                 lower = self.decisions.out_of_memory(report.local)
                 self._step(ev.OutOfMemory(time.monotonic(), report.worker, report.local, lower))
             case said.Value():
-                self.accounts.value = report.value
+                self.accounts.value = report
+            case FencedError():
+                self._step(ev.Fenced(time.monotonic(), self.state.generation))
             case StokerError():
                 self._failure = report
                 self._end = ev.End(
@@ -213,7 +221,7 @@ class Controller:
                 for worker in command.workers:
                     self.replicas.interrupt(worker, command.generation)
             case ev.Accept():
-                if not _persistently(lambda: self.offers.accept(command.number)):
+                if not _persistently(lambda: self._accept(command.number)):
                     held = slots_of(self.session.state.replicas)
                     self._queue.put(ev.Granted(0.0, held))
             case ev.Void():
@@ -221,10 +229,16 @@ class Controller:
             case ev.Turn():
                 self._turn(command)
             case ev.Say():
-                _log.info("%s", command.text)
-                self.accounts.say(self.state.membership, str(self.state.phase), command.text)
+                self._say(command.text)
             case ev.End():
                 self._end = command
+
+    def _accept(self, number: int) -> bool:
+        """Accept an offer, which is to this attempt: another's controller would take its replicas."""
+        if not self.records.holds():
+            self._queue.put(ev.Fenced(0.0, self.state.generation))
+            return False
+        return self.offers.accept(number)
 
     def _write(self, command: ev.WriteMembership) -> None:
         generation = command.membership.generation
@@ -235,19 +249,25 @@ class Controller:
         else:
             self._queue.put(ev.Fenced(0.0, generation))
 
-    def _turn(self, turn: ev.Turn) -> None:
-        _log.info("generation %d: %s -> %s: %s", turn.generation, turn.before, turn.after, turn.why)
-        membership = self.state.membership
-        self.accounts.say(membership, turn.after, turn.why)
+    def _say(self, text: str) -> None:
+        """Tell who follows the job, and who reads its story, what happens or what it waits for."""
+        membership, phase = self.state.membership, str(self.state.phase)
+        _log.info("%s", text)
+        self.accounts.say(membership, phase, text)
+        world = membership.world_size if membership is not None else 0
+        self._tell(self.state.generation, phase, phase, text, world)
+
+    def _tell(self, generation: int, before: str, after: str, why: str, replicas: int) -> None:
         self.accounts.tell(
             ReportGenerationTurn(
-                generation=turn.generation,
-                before=turn.before,
-                after=turn.after,
-                why=turn.why[:500],
-                replicas=turn.world_size,
+                generation=generation, before=before, after=after, why=why[:500], replicas=replicas
             )
         )
+
+    def _turn(self, turn: ev.Turn) -> None:
+        _log.info("generation %d: %s -> %s: %s", turn.generation, turn.before, turn.after, turn.why)
+        self.accounts.say(self.state.membership, turn.after, turn.why)
+        self._tell(turn.generation, turn.before, turn.after, turn.why, turn.world_size)
         if turn.before == Phase.DRAINING and turn.after == Phase.FORMING:
             self._drained = turn.at_s, turn.generation, turn.world_size
         if turn.after == Phase.RUNNING:
@@ -329,6 +349,9 @@ class Controller:
                     time.sleep(_HINT_S)
 
     def _put_asks(self) -> None:
+        if not self.records.holds():
+            self._queue.put(ev.Fenced(0.0, self.state.generation))
+            return
         for ask in self.records.take_asks():
             self._queue.put(ask)
 
@@ -377,8 +400,8 @@ class Controller:
         Not so many at least: what a node cannot give would cost the job all that it has.
         """
         scaling = self.spec.scaling
-        count = max(self._least, min(count, scaling.max_replicas))
-        self.session.limit(min_replicas=self._least, max_replicas=count)
+        self._most = max(self._least, min(count, scaling.max_replicas))
+        self.session.limit(min_replicas=self._least, max_replicas=self._most)
 
     # From time to time.
 
@@ -417,7 +440,29 @@ class Controller:
             return
         used = sum(one.count for one in self.accounts.ledger.entries[-1:])
         progress = float(self.accounts.ledger.next_step * self.spec.scaling.base_batch + used)
-        self.session.report(**self.decisions.hints(self.accounts.restart_s, progress))
+        hints = self.decisions.hints(self.accounts.restart_s, progress)
+        if (count := spares(self.state)) > 0:
+            hints["spares"] = count
+        if self._avoids() and (slots := unwanted(self.state)):
+            hints["unwanted"] = replicas_of(slots)
+        self.session.report(**hints)
+
+    def _avoids(self) -> bool:
+        """Have the scheduler offer no node on which nothing starts; False if it could not be told."""
+        nodes = avoided(self.state)
+        if nodes != self._avoided:
+            names = ", ".join(f"'{one}'" for one in sorted(nodes))
+            try:
+                self.session.limit(
+                    min_replicas=self._least,
+                    max_replicas=self._most,
+                    node_filter=f"node_id not in ({names})" if nodes else "",
+                )
+            except StokerError as error:
+                _log.info("nodes are avoided later: %s", error)
+                return False
+            self._avoided = nodes
+        return True
 
     def _finish(self, end: ev.End) -> bool:
         while True:  # what was reported before the end
@@ -430,7 +475,7 @@ class Controller:
             elif isinstance(report, said.Saved):
                 self._saved(report)
             elif isinstance(report, said.Value):
-                self.accounts.value = report.value
+                self.accounts.value = report
         well = not end.error
         result = self.accounts.result(end.error, end.kind, finished=well and not self._stopped)
         if self._is_past:
@@ -438,7 +483,12 @@ class Controller:
             return False
         self.accounts.say(self.state.membership, str(self.state.phase), end.error)
         self.accounts.close()
-        self.records.write_result(result)
+        try:
+            self.records.write_result(result)
+        except FencedError as error:
+            self._end = ev.End(str(error), "fenced")
+            _log.error("%s", error)
+            return False
         if end.error:
             _log.error("%s", end.error)
         elif self.spec.code_hash:
@@ -482,8 +532,3 @@ def _now(event: Any) -> Any:
     import dataclasses
 
     return dataclasses.replace(event, at_s=time.monotonic())
-
-
-def attempt_of_this_process() -> int:
-    """Return which attempt of its job this process is, from 1."""
-    return int(os.environ.get("STOKER_JOB_ATTEMPT", "1"))

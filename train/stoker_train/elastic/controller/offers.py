@@ -15,9 +15,10 @@ from stoker.exceptions import ConflictError, StokerError
 from stoker.train.elastic import Generation, Session
 from stoker_train.elastic.core import events as ev
 from stoker_train.elastic.core.membership import Slot
+from stoker_wire.messages.elastic import Replica
 
 if TYPE_CHECKING:
-    from stoker_wire.messages.elastic import ElasticState, Offer, Replica
+    from stoker_wire.messages.elastic import ElasticState, Offer
 
 __all__ = ("Offers",)
 
@@ -103,3 +104,10 @@ class Offers:
 def slots_of(replicas: Iterable[Replica]) -> tuple[Slot, ...]:
     """Return the places of replicas as the machine knows them."""
     return tuple(Slot(one.group_id, one.bundle, one.node_id) for one in replicas)
+
+
+def replicas_of(slots: Iterable[Slot]) -> tuple[Replica, ...]:
+    """Return the machine's slots as places of replicas."""
+    return tuple(
+        Replica(group_id=one.group_id, bundle=one.bundle, node_id=one.node_id) for one in slots
+    )

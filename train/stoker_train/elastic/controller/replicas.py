@@ -7,6 +7,7 @@ something wait for no answer.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +30,8 @@ _log = logging.getLogger(__name__)
 _CONCURRENCY = 8
 _PRELOAD = ("torch", "torch.distributed.nn.functional", "stoker_train.elastic.replica.context")
 """Imported once per node, so that a newcomer is there in a moment."""
+_OF_OPTIMIZERS = "torch._dynamo"
+"""The most of what a first optimizer imports: more than a second of every replica's start."""
 
 
 @dataclass(slots=True)
@@ -63,7 +66,7 @@ class Replicas:
             resources=needs or None,
             scheduling_strategy=strategy,
             max_concurrency=_CONCURRENCY,
-            runtime_env={"preload": list(_PRELOAD)},
+            runtime_env={"preload": _preloaded()},
         )
         handle = actor.remote(self._work, worker, rehearse, local)
         thread = threading.Thread(
@@ -138,3 +141,13 @@ class Replicas:
             known = self._ones.pop(worker, None)
         if known is not None:
             self._put(ev.Died(0.0, worker, why))
+
+
+def _preloaded() -> list[str]:
+    """Return the modules that nodes import for replicas.
+
+    Triton is one of them, and asks for its interpreter as it is imported: a job that wants that one has its
+    variables only later, in its own processes.
+    """
+    wants_interpreter = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    return [*_PRELOAD] if wants_interpreter else [*_PRELOAD, _OF_OPTIMIZERS]

@@ -1,8 +1,8 @@
 """The sample ledger: which samples each committed step used, and the proof that each was used once.
 
 The controller extends it as steps are committed, cuts it where a job goes back to a commit, and writes what
-has changed to the cluster's KV under ``train/{job_id}/ledger/``; ``stoker train verify JOB`` reads and
-checks it. Pure: it neither reads nor writes keys itself.
+has changed to the cluster's KV under ``train/{job_id}/ledger/``, behind a fence (:mod:`..fence`);
+``stoker train verify JOB`` reads and checks it. Pure: it neither reads nor writes keys itself.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class EpochUse(msgspec.Struct, frozen=True):
 
 
 def ledger_prefix(job_id: str) -> str:
-    """Return what the keys of a job's ledger begin with; ``head`` or the number of a chunk follows."""
+    """Return what the keys of a job's ledger begin with; the index, or the name of a chunk, follows."""
     return f"train/{job_id}/ledger/"
 
 
 def chunk_key(number: int) -> str:
-    """Return the end of the key of chunk ``number``."""
+    """Return the number of a chunk as keys have it."""
     return f"{number:08d}"
 
 

@@ -20,7 +20,6 @@ from stoker_train.elastic.core.membership import (
     SetBatch,
     SetLr,
     SetSync,
-    Slot,
     Stop,
     Suspend,
 )
@@ -32,7 +31,7 @@ from stoker_train.elastic.core.phases import (
     State,
     Worker,
 )
-from stoker_train.elastic.core.turns import Turn
+from stoker_train.elastic.core.replacing import Replacing
 
 __all__ = ("begin", "step")
 
@@ -63,6 +62,8 @@ def step(state: State, event: ev.Event) -> tuple[State, list[ev.Command]]:
     then.workers = dict(state.workers)
     then.failures = dict(state.failures)
     then.quarantined = dict(state.quarantined)
+    then.chances = dict(state.chances)
+    then.replaced = dict(state.replaced)
     then.returned = dict(state.returned)
     turn = _Turn(then, event.at_s)
     if then.phase not in OVER:
@@ -79,7 +80,7 @@ def _within(action: Action, local: int) -> Action:
     return action
 
 
-class _Turn(Turn):
+class _Turn(Replacing):
     """One step: what an event says, and what is then wanted."""
 
     # What an event says.
@@ -135,8 +136,7 @@ class _Turn(Turn):
             case ev.OutOfMemory():
                 self._out_of_memory(worker, event)
             case ev.Replaced():
-                if worker.life is Life.MEMBER:
-                    self.s.replaced |= {worker.number}
+                self._replace(worker)
             case _:
                 raise AssertionError(f"no rule for {event!r}")
 
@@ -253,12 +253,16 @@ class _Turn(Turn):
         worker = self.s.workers.pop(number, None)
         if worker is None:
             return
-        self.s.replaced -= {number}
+        self._forget_replaced(number)
         if worker.life is Life.STARTING:
             self._start_failed(worker, why)
         elif self._is_in(number) and worker.life is not Life.LEFT:
             rank = worker.last_rank if worker.last_rank >= 0 else "new"
             if worker.life is Life.RETURNED:
+                return
+            unknown = self.s.phase is Phase.RESTORING and not self.s.written
+            if unknown and self._is_in_pending(number):
+                self.s.pending = None  # nobody was told of it: another follows
                 return
             if self.s.returned:  # the others have ended, or see for themselves that a rank is gone
                 self._end_if_all_returned()
@@ -280,7 +284,7 @@ class _Turn(Turn):
         waits = self._newcomers_in_pending()
         self.do(ev.Interrupt(self.s.generation, members + waits))
         self.s.pending, self.s.written, self.s.formed = None, False, frozenset()
-        self.s.suspending = False
+        self.s.suspending, self.s.swapped = False, frozenset()
         has_state = any(w.has_state for w in self.s.workers.values())
         if self.s.phase is Phase.RESTORING or (self.s.phase is Phase.FORMING and not has_state):
             self.s.since_s = self.at_s
@@ -348,6 +352,9 @@ class _Turn(Turn):
         if self.s.phase in OVER:
             return
         self._end_unwanted()
+        self._try_again()
+        if self.s.phase in OVER:
+            return
         self._launch()
         match self.s.phase:
             case Phase.FORMING:
@@ -362,11 +369,6 @@ class _Turn(Turn):
                 pass
         if self.s.phase in (Phase.FORMING, Phase.RESTORING):
             self._resized()
-
-    @property
-    def _desired(self) -> tuple[Slot, ...]:
-        slots = self.s.offer.slots if self.s.offer is not None else self.s.slots
-        return tuple(one for one in slots if one not in self.s.quarantined)
 
     def _end_overdue(self) -> None:
         limits = self.s.limits
@@ -394,28 +396,6 @@ class _Turn(Turn):
         ):
             self._lose("the generation did not form in time")
             self.s.since_s = self.at_s
-
-    def _end_unwanted(self) -> None:
-        """Replicas that start or wait in slots that are not wanted any more end."""
-        desired = set(self._desired)
-        for number, worker in list(self.s.workers.items()):
-            idle = worker.life in (Life.STARTING, Life.READY)
-            if idle and worker.slot not in desired and not self._is_in_pending(number):
-                self.kill(number, "its slot is not wanted any more")
-
-    def _launch(self) -> None:
-        if self.s.stopping is not None:
-            return
-        taken = {worker.slot for worker in self.s.workers.values()}
-        trains = self.s.phase in (Phase.RUNNING, Phase.DRAINING, Phase.RESIZING)
-        for slot in self._desired:
-            count, last_s, _ = self.s.failures.get(slot, (0, 0.0, ""))
-            if slot in taken or (count and self.at_s - last_s < self.s.limits.retry_s * count):
-                continue
-            number = self.s.next_worker
-            self.s.next_worker += 1
-            self.s.workers[number] = Worker(number, slot, Life.STARTING, self.at_s)
-            self.do(ev.Launch(number, slot, rehearse=trains))
 
     def _may_begin(self, workers: list[Worker]) -> bool:
         """Whether those who are there are enough, and the ones that start were waited for."""
@@ -480,10 +460,9 @@ class _Turn(Turn):
         if self.s.returned or self.s.stopping is not None:
             return
         desired = set(self._desired)
-        staying = [
-            one for one in members if one.slot in desired and one.number not in self.s.replaced
-        ]
         newcomers = [one for one in self._in(Life.READY) if one.slot in desired]
+        leavers = self._leavers(members, newcomers)
+        staying = [one for one in members if one.slot in desired and one.number not in leavers]
         leave = len(members) - len(staying)
         if not leave and not newcomers:
             self._accept()
@@ -491,15 +470,13 @@ class _Turn(Turn):
         if not self._is_time(newcomers, leave):
             return
         if not staying or len(staying) + len(newcomers) < self.s.limits.min_replicas:
-            if self.s.replaced:
-                self.s.replaced = frozenset()
-                return
             self._suspend("nobody stays" if not staying else "fewer than min_replicas stay")
             return
         staying.sort(key=lambda one: one.last_rank)
         world = len(staying) + len(newcomers)
         self._propose(staying, newcomers, Restore())
-        self.go(Phase.DRAINING, f"{len(members)} ranks become {world}")
+        how = "".join(f"; {one}" for one in leavers.values())
+        self.go(Phase.DRAINING, f"{len(members)} ranks become {world}{how}")
 
     def _is_time(self, newcomers: list[Worker], leave: int) -> bool:
         """Whether to resize now, rather than wait for newcomers that start."""
@@ -552,7 +529,10 @@ class _Turn(Turn):
             outside = pending.rank_of(number) is None
             if worker.life is Life.LEFT or (worker.life in (Life.MEMBER, Life.BROKEN) and outside):
                 self.kill(number, "it has left the training")
-        self.s.replaced = frozenset()
+                self._forget_replaced(number)
+                if number in self.s.swapped:
+                    self.s.given_up |= {worker.slot}
+        self.s.swapped = frozenset()
         self.go(Phase.RUNNING, f"generation {pending.generation}: {pending.world_size} ranks")
         if self.s.offer is not None and {one.slot for one in self._in(Life.MEMBER)} <= set(
             self.s.offer.slots

@@ -34,11 +34,15 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """The ranks of one generation of a job: one lives at most, and its number only grows."""
+    """The ranks of one generation of a job: one lives at most, and its number only grows.
+
+    ``attempt`` is that of the controller which wrote the record: over a later one's it writes nothing.
+    """
 
     job_id: str
     generation: int
     members: tuple[Member, ...]
+    attempt: int = 0
 
     @property
     def world_size(self) -> int:

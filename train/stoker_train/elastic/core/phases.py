@@ -71,6 +71,7 @@ class Limits:
     """The times and numbers by which the machine decides, in seconds where they end in ``_s``."""
 
     min_replicas: int = 1
+    max_replicas: int = 1 << 20
     start_s: float = 120.0
     """A replica that is not ready by then is ended, and started again."""
     gather_s: float = 5.0
@@ -81,7 +82,11 @@ class Limits:
     """The longest that a generation takes to form, once its ranks are at the boundary."""
     waiting_s: float = 2.0
     """A rank that waits so long for one whose loop has returned waits for ever."""
+    replace_s: float = 120.0
+    """The longest that a rank which is to be replaced waits for a place for its newcomer."""
     max_start_failures: int = 2
+    max_chances: int = 5
+    """How often a slot without which the job could never train again comes out of quarantine."""
     max_breaks: int = 5
     """A generation that breaks so often at one commit will always: the job fails with why."""
     retry_s: float = 1.0
@@ -131,7 +136,16 @@ class State:
     failures: dict[Slot, tuple[int, float, str]] = field(default_factory=dict)
     """Replicas that did not start in a slot: how many, when last, why."""
     quarantined: dict[Slot, str] = field(default_factory=dict)
-    replaced: frozenset[int] = frozenset()
+    chances: dict[Slot, int] = field(default_factory=dict)
+    """How often slots came out of quarantine."""
+    given_up: frozenset[Slot] = frozenset()
+    """Slots of ranks that were replaced: they go back to the scheduler."""
+    replaced: dict[int, float] = field(default_factory=dict)
+    """Ranks that are to be replaced, and since when."""
+    share: int = 0
+    """The slots that the job had when the first of them was: those that come are for newcomers."""
+    swapped: frozenset[int] = frozenset()
+    """Those of them that leave with the pending generation, as their newcomers are in it."""
     asked: tuple[Action, ...] = ()
     suspending: bool = False
     stopping: str | None = None

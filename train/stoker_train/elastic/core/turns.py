@@ -1,6 +1,7 @@
 """One turn of the generation machine: the state as it becomes, the commands so far, and what both ask for.
 
-The rules themselves are in :mod:`.machine`, which begins a turn for each event. Pure.
+The rules themselves are in :mod:`.places`, :mod:`.replacing` and :mod:`.machine`, which begins a turn
+for each event. Pure.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stoker_train.elastic.core import events as ev
-from stoker_train.elastic.core.membership import Action, Order, Slot
+from stoker_train.elastic.core.membership import Action, Order
 from stoker_train.elastic.core.phases import TRANSITIONS, Life, Phase, State, Worker
 
 __all__ = ("Turn",)
@@ -88,17 +89,3 @@ class Turn:
             for m in self.s.pending.members
             if (w := self.s.workers.get(m.incarnation)) is not None and w.life is Life.READY
         )
-
-    def _start_failed(self, worker: Worker, why: str) -> None:
-        count = self.s.failures.get(worker.slot, (0, 0.0, ""))[0] + 1
-        self.s.failures[worker.slot] = (count, self.at_s, why)
-        if count >= self.s.limits.max_start_failures:
-            self._quarantine(worker.slot, why)
-
-    def _quarantine(self, slot: Slot, why: str) -> None:
-        self.s.quarantined[slot] = why
-        where = f"{slot.group_id}/{slot.bundle} on {slot.node_id}"
-        self.do(ev.Say(f"{where} is quarantined: {why}"))
-        usable = [one for one in self.s.slots if one not in self.s.quarantined]
-        if not usable and not self.s.has_trained and not self._any_alive():
-            self.fail(f"no replica could start\n{why}", "start")

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -23,18 +21,11 @@ if TYPE_CHECKING:
     from stoker_train.elastic.optimization.table import StepRow
     from stoker_train.elastic.sync.exchange import GradientExchange
 
-MOST_COST = 0.01
-"""The part of a step's time that its measurement may take, over many steps."""
-RAREST = 64
-_COSTS = 5
-
-Phase = Literal["compute", "exchange", "data", "other"]
+Phase = Literal["compute", "exchange", "data", "noise", "other"]
 
 
 class NoiseMeter:
-    """The square sums that :class:`.noise.NoiseScale` needs, of every ``every``-th step.
-
-    ``every=None`` measures as often as costs 1 % of the steps' time.
+    """The square sums that :class:`.noise.NoiseScale` needs, of the steps that its pace says.
 
     With K >= 2 ranks that exchange gradients: this rank's own before the exchange, and the sum after it.
     With one rank: the first micro-batch of several (:meth:`first_pass`), else the step before (which is
@@ -43,62 +34,70 @@ class NoiseMeter:
     """
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        *,
-        preconditioned: bool | None = None,
-        every: int | None = None,
+        self, optimizer: torch.optim.Optimizer, *, preconditioned: bool | None = None
     ) -> None:
-        if every is not None and every < 1:
-            raise ValueError(f"every is {every}: it must be 1 or more")
         self.optimizer = optimizer
-        self.every = 1 if every is None else every
-        """Now: of so many steps one is measured."""
-        self._adapts = every is None
-        self._cost_s = 0.0
-        self._costs: deque[float] = deque(maxlen=_COSTS)
-        self._gaps: deque[float] = deque(maxlen=_COSTS)
-        self._began_s: float | None = None
         adam = all("betas" in group and "eps" in group for group in optimizer.param_groups)
         self.preconditioned = adam if preconditioned is None else preconditioned
         self._params = [param for group in optimizer.param_groups for param in group["params"]]
-        self._steps = 0
-        self._active = False
+        self._clock = StepClock(self._params[0].device if self._params else "cpu")
+        self._kept_s = 0.0
+        """What it has taken to keep gradients since the last measurement."""
+        self._measures = self._keeps = False
         self._exchange: GradientExchange | None = None
         self._size = self._batch = 0.0
         self._first: tuple[torch.Tensor, float] | None = None
+        self._small: torch.Tensor | None = None
+        self._big: torch.Tensor | None = None
+        self._sizes: tuple[float, float] | None = None
+        """The samples of both; None where the step has no pair."""
         self._divided_by: Mapping[torch.Tensor, torch.Tensor] | None = None
         self._before: tuple[list[torch.Tensor], float] | None = None
 
-    def begin(self, exchange: GradientExchange, size: float, batch: float, passes: int = 1) -> None:
-        """Begin a step: ``size`` of ``batch`` samples are this rank's, in ``passes``. Before any of them."""
-        self._pace()
-        began = time.perf_counter()
-        self._active = self._steps % self.every == 0
-        self._steps += 1
+    def begin(
+        self,
+        exchange: GradientExchange,
+        size: float,
+        batch: float,
+        passes: int = 1,
+        *,
+        measures: bool = True,
+        keeps: bool = True,
+    ) -> None:
+        """Begin a step: ``size`` of ``batch`` samples are this rank's, in ``passes``. Before any of them.
+
+        Not ``measures``: its row is left without a measurement. ``keeps``: the next step may be measured,
+        for which a rank that is alone keeps this one's gradient.
+        """
         self._exchange, self._size, self._batch = exchange, size, batch
-        self._first, self._divided_by = None, None
-        if not self._active:
+        self._first = self._small = self._big = self._sizes = self._divided_by = None
+        alone = exchange.workers == 1
+        self._measures = measures and (alone or exchange.sums_gradients)
+        self._keeps = keeps and alone and passes == 1
+        if not alone or passes > 1:
+            self._before = None
+        if not (self._measures or self._keeps):
             return
-        if self.preconditioned:
+        self._clock.start()
+        if self._measures and self.preconditioned:
             from stoker_kernels.statistics import adam_denominators
 
             self._divided_by = adam_denominators(self.optimizer)
-        if exchange.workers > 1:
-            exchange.measure(lambda: self._divided_by)
-        elif passes > 1:
-            self._before = None
-        self._cost_s += time.perf_counter() - began
+        if self._measures and not alone:
+            exchange.measure(self.local_square)
+        self._clock.mark("noise")
+
+    def local_square(self, params: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return |g|^2 of some parameters as they are now: of each bucket, before it is sent."""
+        return self._square(params)
 
     def first_pass(self, micro_size: float) -> None:
         """Measure the gradient of the first of several micro-batches; only where this rank is alone."""
         exchange = self._exchange
-        if self._active and exchange is not None and exchange.workers == 1:
-            began = time.perf_counter()
+        if self._measures and exchange is not None and exchange.workers == 1:
             # The loss was weighted: this is micro_size / batch times a mean gradient.
             scale = (self._batch / micro_size) ** 2
-            self._first = (self._square() * scale, micro_size)
-            self._cost_s += time.perf_counter() - began
+            self._first = (self._square(self._params) * scale, micro_size)
 
     @torch.no_grad()
     def before_optimizer(self, total_norm: torch.Tensor | float | None = None) -> None:
@@ -106,82 +105,80 @@ class NoiseMeter:
 
         Without it, a plain sum that an optimizer of ours emits is read after its step, by :meth:`end`.
         """
-        self._big: torch.Tensor | None = None
-        self._differenced: tuple[torch.Tensor, torch.Tensor] | None = None
-        if not self._active:
+        exchange = self._exchange
+        if exchange is None or not (self._measures or self._keeps):
             return
-        began = time.perf_counter()
+        if exchange.workers == 1:
+            if self._first is None:
+                self._clock.mark("other")
+                self._difference()
+                self._clock.mark("noise")
+            elif self._first[1] < self._batch:
+                self._small, small_size = self._first
+                self._sizes = small_size, self._batch
+        elif exchange.local_square is not None:  # else it stayed local: it has no gradient of all
+            if self._size > 0:
+                self._small = exchange.local_square * (self._batch / self._size) ** 2
+            self._sizes = self._size, self._batch * exchange.summed_share
+        if self._sizes is None or self._big is not None:
+            return
         if total_norm is not None and not self.preconditioned:
             self._big = torch.as_tensor(total_norm).double().square()
         elif self.preconditioned or getattr(self.optimizer, "grad_square_sums", 0) == 0:
-            self._big = self._square()
-        exchange = self._exchange
-        if exchange is not None and exchange.workers == 1 and self._first is None:
-            self._differenced = self._difference()
-        self._cost_s += time.perf_counter() - began
+            self._big = self._square(self._params)
 
-    def end(self, row: StepRow) -> None:
-        """Write the measurement to ``row``, after the optimizer's step. Here the device is waited for."""
+    @property
+    def squares(self) -> list[torch.Tensor]:
+        """The squares that were measured before the optimizer's step, for one read with other numbers."""
+        return [one for one in (self._small, self._big) if one is not None]
+
+    def end(self, row: StepRow, squares: Sequence[float] | None = None) -> None:
+        """Write the measurement to ``row``, after the optimizer's step.
+
+        ``squares`` are the values of :attr:`squares`, if they were read: else the device is waited for.
+        """
         exchange, self._exchange = self._exchange, None
-        if not self._active or exchange is None:
+        if exchange is None or not (self._measures or self._keeps):
             return
-        if self._differenced is not None:
-            small, big = self._differenced
-            row.small_square, row.small_size = float(small), self._batch
-            row.big_square, row.big_size = float(big), 2 * self._batch
+        self._kept_s += self._clock.seconds().get("noise", 0.0)
+        if not self._measures:
             return
-        big_square = self._emitted() if self._big is None else self._big
-        if exchange.workers == 1:
-            if self._first is not None and self._first[1] < self._batch:
-                row.small_square, row.small_size = float(self._first[0]), self._first[1]
-                row.big_square, row.big_size = float(big_square), self._batch
+        row.noise_s, self._kept_s = self._kept_s, 0.0
+        if self._sizes is None:
             return
-        if exchange.local_square is None:  # a step that stayed local has no gradient of all
-            return
-        row.big_square = float(big_square)
-        row.big_size = self._batch * exchange.summed_share
-        if self._size > 0:
-            weight = self._size / self._batch
-            row.small_square = float(exchange.local_square) / weight**2
-            row.small_size = self._size
+        values = list(numbers(self.squares) if squares is None else squares)
+        row.small_size, row.big_size = self._sizes
+        if self._small is not None:
+            row.small_square = values.pop(0)
+        row.big_square = values.pop(0) if self._big is not None else float(self._emitted())
 
-    def _pace(self) -> None:
-        """Measure so rarely that it takes ``MOST_COST`` of the time of all steps, by the medians of both."""
-        now = time.perf_counter()
-        if self._began_s is not None:
-            self._gaps.append(now - self._began_s)
-            if self._active:
-                self._costs.append(self._cost_s)
-        self._began_s, self._cost_s = now, 0.0
-        if self._adapts and len(self._costs) == _COSTS and self._gaps:
-            part = median(self._costs) / max(median(self._gaps), 1e-9)
-            # Of powers of 2 ranks choose the same one, but for a few steps.
-            rarely = math.ceil(math.log2(max(1.0, part / MOST_COST)))
-            self.every = min(RAREST, 2**rarely)
-
-    def _square(self) -> torch.Tensor:
+    def _square(self, params: Sequence[torch.Tensor]) -> torch.Tensor:
         from stoker_kernels.statistics import square_sums
 
-        return square_sums([self._params], self._divided_by).sum()
+        self._clock.mark("other")
+        square = square_sums([params], self._divided_by).sum()
+        self._clock.mark("noise")
+        return square
 
     def _emitted(self) -> torch.Tensor:
         from stoker_kernels.statistics import optimizer_square_sums
 
         return optimizer_square_sums(self.optimizer).sum()
 
-    def _difference(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+    def _difference(self) -> None:
         """Take two steps' gradients for the small batches, and their mean for the big one.
 
         Biased by how far G moved between them (as in AdaptDL, for a job on one GPU).
         """
         before, batch = self._before, self._batch
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._params]
-        self._before = ([grad.clone() for grad in grads], batch)
-        if before is None or before[1] != batch or not grads:
-            return None
+        self._before = ([grad.clone() for grad in grads], batch) if self._keeps else None
+        if not self._measures or before is None or before[1] != batch or not grads:
+            return
         mean = torch._foreach_lerp(before[0], grads, 0.5)
         squares = [_sum_of_squares(self._divided(one)) for one in (before[0], grads, mean)]
-        return (squares[0] + squares[1]) / 2, squares[2]
+        self._small, self._big = (squares[0] + squares[1]) / 2, squares[2]
+        self._sizes = batch, 2 * batch
 
     def _divided(self, grads: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if self._divided_by is None:
@@ -228,6 +225,16 @@ class StepClock:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event
+
+
+def numbers(values: Sequence[torch.Tensor | float]) -> list[float]:
+    """Return numbers that may lie on a device, which is waited for once."""
+    if any(isinstance(value, torch.Tensor) and value.is_cuda for value in values):
+        tensors = [torch.as_tensor(value, dtype=torch.float64) for value in values]
+        device = next(one.device for one in tensors if one.is_cuda)
+        read: list[float] = torch.stack([one.to(device) for one in tensors]).tolist()
+        return read
+    return [float(value) for value in values]
 
 
 def all_finite(values: Sequence[torch.Tensor | float]) -> bool:

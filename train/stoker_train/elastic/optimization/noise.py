@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stoker_goodput.efficiency import GradientNoise
+from stoker_train.elastic.optimization.pacing import MeasurementPace
 
 if TYPE_CHECKING:
     from stoker_train.elastic.optimization.table import StepTable
@@ -27,81 +28,107 @@ class NoiseScale:
     K >= 2 ranks with ``w_k`` of the samples each: ``small = sum_k(w_k |g_k|^2)`` is of ``M / K`` samples,
     whatever the shares, as ``E |g_k|^2 = |G|^2 + tr(Sigma) / (w_k M)``. One rank gives a small and a big
     batch of its own: a micro-batch and all of them, or a step's gradient and its mean with the one before
-    (differenced).
+    (differenced). Plain numbers: it smooths as :class:`stoker_kernels.statistics.GradientNoiseScale` does,
+    whose tensors would cost 40 times as much here.
     """
 
     def __init__(self, base_batch: int, decay: float = DECAY) -> None:
-        from stoker_kernels.statistics import AdaScale, GradientNoiseScale
-
         self.base_batch = base_batch
-        self._decay, self._unmeasured = decay, 0
-        self._noise = GradientNoiseScale(decay=decay, base_batch=base_batch)
-        self._ada = AdaScale(self._noise, base_batch)
+        self.pace = MeasurementPace()
+        """Which tables are to hold a measurement."""
+        self.tau = 0.0
+        """The steps of M0 samples that this job's steps are worth; never falls."""
+        self.skipped = 0
+        """Steps that were not finite."""
+        self._decay = decay
+        self._sums = [0.0, 0.0, 0.0]
+        """The moving sums of |G|^2, of tr(Sigma), and of the weights given to both."""
+        self._updates = 0
+        self._faded = 0.0
+        """Steps of M0 samples since the last measurement: also those without one fade what is known."""
 
     def update(self, table: StepTable) -> bool:
         """Add a step; returns whether it held a finite measurement. Advances ``tau`` by the step's gain.
 
         A step that is not finite is no progress.
         """
+        self.pace.add(table)
         if not table.finite:
-            self._noise.skipped += 1
+            self.skipped += 1
             return False
+        batch = table.batch
+        # Where ranks are rarely in touch a table stands for all the steps since the last one.
+        steps = max(1.0, float(table.column("size").sum()) / batch) if batch > 0 else 0.0
+        self._faded += steps * batch / self.base_batch
         pair = measured_pair(table)
-        counted = False
-        self._unmeasured += 1
-        if pair is not None:
-            # Steps that nobody measured fade what is known too.
-            self._noise.decay, self._unmeasured = self._decay**self._unmeasured, 0
-            small, big, small_batch, big_batch = pair
-            counted = bool(
-                self._noise.update(small, big, small_batch=small_batch, big_batch=big_batch)
-            )
-        if table.batch > 0:
-            # Where ranks are rarely in touch a table stands for all the steps since the last one.
-            steps = max(1.0, float(table.column("size").sum()) / table.batch)
-            self._ada.tau += steps * self.gain_at(table.batch)
+        counted = pair is not None and self._add(pair)
+        self.tau += steps * self.gain_at(batch)
         return counted
 
-    def gain_at(self, batch: float) -> float:
-        """Return AdaScale's gain of a step of ``batch`` samples; 1 until something was measured."""
-        gain = float(self._ada.gain_at(batch))
-        return gain if math.isfinite(gain) else 1.0
+    def _add(self, pair: tuple[float, float, float, float]) -> bool:
+        from stoker_kernels.statistics import estimate
 
-    @property
-    def tau(self) -> float:
-        """The steps of M0 samples that this job's steps are worth; never falls."""
-        return float(self._ada.tau)
+        small, big, small_size, big_size = pair
+        new = *estimate(small, big, small_size, big_size), 1.0
+        if not all(math.isfinite(one) for one in new):
+            self.skipped += 1
+            return False
+        decay, self._faded = self._decay**self._faded, 0.0
+        self._sums = [
+            decay * one + (1.0 - decay) * two for one, two in zip(self._sums, new, strict=True)
+        ]
+        self._updates += 1
+        return True
+
+    def gain_at(self, batch: float) -> float:
+        """Return AdaScale's gain of a step of ``batch`` samples; 1 until something was measured.
+
+        From 1 to S, the batch over M0; between S and 1 where that is less.
+        """
+        scale, noise = batch / self.base_batch, self.noise
+        if noise is None or scale == 1.0 or scale <= 0.0:
+            return 1.0
+        return min(max(float(noise.gain(scale)), min(1.0, scale)), max(1.0, scale))
 
     @property
     def measured(self) -> bool:
         """Whether there is an estimate."""
-        return int(self._noise.updates) > 0
+        return self._sums[2] > 0.0
 
     @property
     def noise(self) -> GradientNoise | None:
         """|G|^2, and the variance of a gradient of M0 samples, for the scheduler; None before any."""
         if not self.measured:
             return None
-        sqr = max(0.0, float(self._noise.signal))
-        return GradientNoise(sqr, max(0.0, float(self._noise.noise)) / self.base_batch)
+        signal, noise, weight = self._sums
+        return GradientNoise(max(0.0, signal / weight), max(0.0, noise / weight) / self.base_batch)
 
     @property
     def noise_scale(self) -> float:
-        """phi = tr(Sigma) / |G|^2, in samples; NaN before any."""
-        return float(self._noise.noise_scale)
-
-    @property
-    def skipped(self) -> int:
-        """Steps that were not finite."""
-        return int(self._noise.skipped)
+        """phi = tr(Sigma) / |G|^2, in samples; inf where the noise hides the gradient, NaN before any."""
+        if not self.measured:
+            return math.nan
+        signal, noise, _ = self._sums
+        return max(0.0, noise) / signal if signal > 0.0 else math.inf
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the smoothed sums, gain and tau."""
-        return self._ada.state_dict()
+        """Return the smoothed sums, tau and the pace, as plain values."""
+        noise = {"sums": list(self._sums), "updates": self._updates, "skipped": self.skipped}
+        return {
+            "tau": self.tau,
+            "noise": noise,
+            "faded": self._faded,
+            "pace": self.pace.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
-        self._ada.load_state_dict(dict(state))
+        """Go on from :meth:`state_dict`; older checkpoints have tensors in it, and no pace."""
+        noise = state["noise"]
+        self.tau, self._sums = float(state["tau"]), [float(one) for one in noise["sums"]]
+        self._updates, self.skipped = int(noise["updates"]), int(noise["skipped"])
+        self._faded = float(state.get("faded", 0.0))
+        if "pace" in state:
+            self.pace.load_state_dict(state["pace"])
 
 
 def measured_pair(table: StepTable) -> tuple[float, float, float, float] | None:

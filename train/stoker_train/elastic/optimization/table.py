@@ -7,7 +7,8 @@ batches, measures noise or finds stragglers reads the :class:`StepTable`. Numpy 
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,14 +52,18 @@ class StepRow:
     """Seconds of training by its own clock; rank 0's is everyone's."""
     memory_nbytes: float = 0.0
     """The most memory of its device that was in use."""
+    noise_s: float = 0.0
+    """The time that it took to measure the square sums; 0 where that was not done."""
 
     def vector(self) -> Floats:
         """Return the numbers in the order of ``STEP_FIELDS``, float64."""
-        return np.array(astuple(self), dtype=np.float64)
+        return np.array(_VALUES(self), dtype=np.float64)
 
 
 STEP_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(StepRow))
 """The columns of a table."""
+_VALUES = attrgetter(*STEP_FIELDS)
+_PLACES = {name: place for place, name in enumerate(STEP_FIELDS)}
 
 
 class StepTable:
@@ -82,7 +87,7 @@ class StepTable:
 
     def column(self, name: str) -> Floats:
         """Return one number of each rank, by its name in ``STEP_FIELDS``."""
-        return np.asarray(self.rows[:, STEP_FIELDS.index(name)])
+        return np.asarray(self.rows[:, _PLACES[name]])
 
     @property
     def replicas(self) -> int:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from stoker_train.elastic.core import events as ev
 from stoker_train.elastic.options import Checkpoint, Failure, Scaling
 from stoker_train.elastic.replica.link import Link
-from stoker_train.elastic.replica.reports import OutOfMemory, Value
+from stoker_train.elastic.replica.reports import OutOfMemory
+from stoker_train.elastic.replica.returned import returned
 
 if TYPE_CHECKING:
     from stoker_train.elastic.core.membership import Order
@@ -136,7 +137,7 @@ class Replica:
             if not engine.joined:
                 raise RuntimeError("the loop has ended without a step: iterate over ctx.loader()")
             if context.rank == 0:
-                self._link.report(Value(self._link.worker, _pickled(value)))
+                self._link.report(returned(self._link.worker, value, engine.store.path))
             self._link.report(
                 ev.Returned(
                     0.0,
@@ -179,13 +180,3 @@ def _is_out_of_memory(error: BaseException) -> bool:
     import torch
 
     return isinstance(error, torch.OutOfMemoryError | MemoryError)
-
-
-def _pickled(value: Any) -> bytes:
-    import cloudpickle
-
-    try:
-        return bytes(cloudpickle.dumps(value))
-    except Exception as error:
-        _log.warning("what the loop returned cannot be pickled: %s", error)
-        return bytes(cloudpickle.dumps(None))

@@ -11,10 +11,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 import stoker.train
 from stoker.exceptions import ConflictError
+from stoker_train.elastic.core.ledger import Entry
 from stoker_train.elastic.core.membership import Commit, Order, Resize, Stop, Suspend
 from stoker_train.elastic.core.membership import SetSync as SetSyncOrder
 from stoker_train.elastic.data.cursor import Cursor
@@ -70,6 +72,8 @@ class Context:
         self._epoch = 0
         self._means = 0
         self._reported: dict[str, Any] = {}
+        self._recorded: list[Entry] = []
+        """Of a loop that records its samples itself: those that no report has told yet."""
         self.stopped = False
         """Whether the training is to end: epochs end early then."""
         engine.step_number = lambda: self._cursor.step
@@ -235,11 +239,40 @@ class Context:
     _join = join
 
     def _after_join(self) -> None:
-        if self._engine.rank != 0 or self._steps is None:
-            return
-        # What the last rank 0 had not sent before it was gone.
-        self._steps.entries = [one for one in self._tail.entries if one.step < self._cursor.step]
+        self._recorded = []
+        if self._loader is None and self._tail.entries:
+            self._take_over_recorded()
+        elif self._engine.rank == 0 and self._steps is not None:
+            # What the last rank 0 had not sent before it was gone.
+            self._steps.entries = [
+                one for one in self._tail.entries if one.step < self._cursor.step
+            ]
+            self._send_progress(urgent=False)
+
+    def _take_over_recorded(self) -> None:
+        """Go on from the entries of the state, of a loop that records its samples itself.
+
+        They are sent once all ranks have committed them, so only a checkpoint may have fewer than the
+        controller: an entry that is another than it knows, as it is confirmed in this generation, voids
+        those that come after it.
+        """
+        entries = self._tail.entries
+        last = entries[-1]
+        if self._engine.durable_step == self._cursor.step and last.generation < self.generation:
+            entries[-1] = msgspec.structs.replace(last, generation=self.generation)
+        self._recorded = list(entries)
         self._send_progress(urgent=False)
+
+    def record_samples(
+        self, epoch: int, first: int, count: int, length: int, batch: int, lr: float
+    ) -> None:
+        """Add an entry to the ledger; for loops without :meth:`loader`, whose next :meth:`commit` ends it."""
+        entries = self._tail.entries
+        step = entries[-1].step + 1 if entries else 0
+        entry = Entry(epoch, step, first, count, self.generation, batch, lr)
+        self._tail.add(entry)
+        self._tail.lengths[epoch] = length
+        self._recorded.append(entry)
 
     # A step.
 
@@ -406,6 +439,7 @@ class Context:
         try:
             self._engine.check_lives()
             self._engine.boundary()
+            self._send_recorded()
             self._apply_orders()
         except Exception as error:
             self.recover(error)
@@ -427,29 +461,39 @@ class Context:
         if self.rank == 0 and steps.entries:
             self._send_progress(urgent=epoch_ends or len(steps.entries) >= _REPORT_STEPS)
 
+    def _send_recorded(self) -> None:
+        """Tell what all ranks have committed of the samples that the loop has recorded."""
+        if self._recorded:
+            self._send_progress(urgent=len(self._recorded) >= _REPORT_STEPS)
+
     def _send_progress(self, *, urgent: bool) -> None:
+        recorded, self._recorded = self._recorded, []
         steps = self._steps
-        if steps is None or self.rank != 0:
+        if self.rank != 0 or (steps is None and not recorded):
             return
-        entries, steps.entries = tuple(steps.entries), []
-        tables, steps.tables = tuple(steps.tables), []
-        lengths = {one.epoch: self._tail.lengths.get(one.epoch, steps.length) for one in entries}
-        table = steps.table
         values: dict[str, Any] = {
             "step": self._cursor.step,
             "epoch": self._epoch,
             "batch": self._settings.batch,
             "local": self._settings.local,
-            "lr": steps.lr,
             "world_size": self.world_size,
         }
-        if table is not None:
-            values["loss"] = table.loss
-        values |= self._reported
-        noise = steps.noise.noise
-        said: dict[str, Any] = {"tau": steps.noise.tau}
-        if noise is not None:
-            said |= {"sqr": noise.sqr, "var": noise.var}
+        said: dict[str, Any] = {}
+        entries, tables = tuple(recorded), ()
+        if steps is not None:
+            entries, steps.entries = (*steps.entries, *recorded), []
+            tables, steps.tables = tuple(steps.tables), []
+            values["lr"] = steps.lr
+            if steps.table is not None:
+                values["loss"] = steps.table.loss
+            noise = steps.noise.noise
+            said = {"tau": steps.noise.tau}
+            if noise is not None:
+                said |= {"sqr": noise.sqr, "var": noise.var}
+        if recorded:
+            values |= {"epoch": recorded[-1].epoch, "lr": recorded[-1].lr}
+        known = 0 if steps is None else steps.length
+        lengths = {one.epoch: self._tail.lengths.get(one.epoch, known) for one in entries}
         self._engine.link.report(
             Progress(
                 self._engine.link.worker,
@@ -457,7 +501,7 @@ class Context:
                 entries,
                 lengths,
                 tables,
-                values,
+                values | self._reported,
                 said,
                 self._settings.skipped,
             ),

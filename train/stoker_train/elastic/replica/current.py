@@ -17,8 +17,8 @@ __all__ = ("ReplicaContext", "current", "set_current")
 class ReplicaContext(Protocol):
     """The replica, as a library in the loop's thread sees it.
 
-    The last four are for loops that end their steps otherwise than by ``ctx.step``. All but ``state`` are
-    collective: every rank calls them, in the same order.
+    The last five are for loops that end their steps otherwise than by ``ctx.step``. All but ``state`` are
+    called by every rank, in the same order.
     """
 
     @property
@@ -42,6 +42,11 @@ class ReplicaContext(Protocol):
 
     def join(self) -> None:
         """Say that this replica is ready; come back once it is in a group, with the state of all."""
+
+    def record_samples(
+        self, epoch: int, first: int, count: int, length: int, batch: int, lr: float
+    ) -> None:
+        """Add an entry to the ledger, which the next commit makes stand; see ``core.ledger.Entry``."""
 
     def commit(self) -> bool:
         """End a step: commit the state in memory, and apply what the controller ordered.

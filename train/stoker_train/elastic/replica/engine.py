@@ -13,7 +13,7 @@ import os
 import platform
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +34,7 @@ from stoker_train.elastic.replica import group
 from stoker_train.elastic.replica.reports import Paused, Saved
 from stoker_train.elastic.replica.settings import Fence
 from stoker_train.elastic.state.checkpoints import CheckpointStore
+from stoker_train.elastic.sync.residuals import heirs
 
 if TYPE_CHECKING:
     from stoker_train.elastic.options import Checkpoint, Failure
@@ -86,6 +87,8 @@ class Engine:
         self.close_group: Callable[[], None] = lambda: None
         self.after_join: Callable[[], None] = lambda: None
         self.settle: Callable[[], None] = lambda: None
+        self.hand_on: Callable[[Mapping[int, int]], None] = lambda heirs: None
+        """Has ranks that leave give what is theirs alone to others, by their ranks."""
         self.limit_local: Callable[[int], None] = lambda local: None
         """Lowers the samples of a pass."""
         self.step_number: Callable[[], int] = lambda: 0
@@ -319,6 +322,7 @@ class Engine:
         action = order.action
         assert isinstance(action, Resize)
         self.settle()
+        self.hand_on(self._heirs(action.membership))
         self._leave_group()
         rank = action.membership.rank_of(self.link.worker)
         if rank is None:
@@ -335,6 +339,13 @@ class Engine:
                 raise
             self._broken(error, action.membership.generation)
             self._wait_and_form(action.membership.generation, began=began, kind="restore")
+
+    def _heirs(self, next_one: Membership) -> dict[int, int]:
+        """Return to whom each rank hands on that is not in the next membership."""
+        assert self.membership is not None
+        members = self.membership.members
+        stay = {one.rank for one in members if next_one.rank_of(one.incarnation) is not None}
+        return heirs(len(members), stay)
 
     def suspend(self) -> None:
         """Save a durable checkpoint and leave: all ranks, at one boundary."""

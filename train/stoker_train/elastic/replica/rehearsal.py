@@ -7,9 +7,12 @@ calls it before the loop proper. It reports nothing, and touches no group, ledge
 from __future__ import annotations
 
 import inspect
+import os
+import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from stoker.exceptions import ConflictError
 from stoker_train.elastic.data.cursor import Cursor
 from stoker_train.elastic.data.loader import ElasticLoader, MicroBatch, StepPlan
 from stoker_train.elastic.replica.current import set_current
@@ -77,6 +80,9 @@ class _Stage:
     def join(self) -> None:
         pass
 
+    def record_samples(self, *entry: Any) -> None:
+        pass
+
     def commit(self) -> bool:
         raise _Rehearsed
 
@@ -101,7 +107,10 @@ def rehearse(loop: Any, config: Any, context: Any) -> None:
 
 
 def call(loop: Any, context: Any, config: Any) -> Any:
-    """Call ``loop(ctx, config)``, or ``loop(ctx)`` where it takes no more."""
+    """Call ``loop(ctx, config)``, or ``loop(ctx)`` where it takes no more.
+
+    ConflictError in place of what torch raises in a collective that the loop did by itself.
+    """
     try:
         count = len(
             [
@@ -112,4 +121,25 @@ def call(loop: Any, context: Any, config: Any) -> Any:
         )
     except (TypeError, ValueError):
         count = 1 if config is None else 2
-    return loop(context, config) if count >= 2 else loop(context)
+    try:
+        return loop(context, config) if count >= 2 else loop(context)
+    except (RuntimeError, ValueError) as error:  # torch's errors of groups are such
+        if not _is_own_collective(error):
+            raise
+        text = str(error).partition("\n")[0]
+        raise ConflictError(
+            "a collective of the loop outside of ctx has failed\n"
+            "use ctx.mean() and ctx.backward(), or stoker.train.elastic.run: only these go on when ranks "
+            f"come and go ({text:.200})"
+        ) from error
+
+
+def _is_own_collective(error: BaseException) -> bool:
+    """Return whether torch raised it in a collective that was called by none of this project."""
+    inside = False
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = frame.filename.replace(os.sep, "/")
+        if "/torch/" not in path:
+            return inside and "/stoker" not in path
+        inside = inside or "/torch/distributed/" in path
+    return False

@@ -75,7 +75,8 @@ class OutOfMemory:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The return value of rank 0's loop, pickled by cloudpickle."""
+    """The return value of rank 0's loop, pickled by cloudpickle; empty where ``problem`` says why."""
 
     worker: int
     value: bytes
+    problem: str = ""

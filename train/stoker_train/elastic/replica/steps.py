@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,14 +16,15 @@ import torch.distributed as dist
 
 from stoker_train.elastic.core.ledger import Entry
 from stoker_train.elastic.optimization.learning_rate import lr_factor
-from stoker_train.elastic.optimization.measuring import NoiseMeter, StepClock
+from stoker_train.elastic.optimization.measuring import NoiseMeter, StepClock, numbers
 from stoker_train.elastic.optimization.noise import NoiseScale
 from stoker_train.elastic.optimization.table import StepRow, StepTable
 from stoker_train.elastic.sync.exchange import GradientExchange
 from stoker_train.elastic.sync.links import Links, measure_links
+from stoker_train.elastic.sync.residuals import hand_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from stoker_train.elastic.data.cursor import Cursor
     from stoker_train.elastic.data.loader import MicroBatch, StepPlan
@@ -58,8 +58,9 @@ class Steps:
         self.cursor, self.settings, self.kind, self.tail = cursor, settings, strategy, tail
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.max_norm = max_norm
+        engine.hand_on = self.hand_on
         self.noise = NoiseScale(scaling.base_batch)
-        self.meter = NoiseMeter(optimizer, every=None)
+        self.meter = NoiseMeter(optimizer)
         self.clock = StepClock(engine.device)
         self.params = [one for group in optimizer.param_groups for one in group["params"]]
         self._in_touch = True
@@ -121,6 +122,12 @@ class Steps:
             )
             self.engine.waits(self.share)
 
+    def hand_on(self, heirs: Mapping[int, int]) -> None:
+        """Have ranks that leave hand on what their compressors keep back. On all ranks of the old group."""
+        compressor = self.kind.strategy.compressor
+        if heirs and compressor is not None:
+            self.engine.waits(lambda: hand_on(compressor, heirs))
+
     # A step.
 
     def begin(self) -> StepPlan:
@@ -146,9 +153,18 @@ class Steps:
         self.clock.mark("compute")
 
     def _begin_exchange(self, plan: StepPlan, exchange: GradientExchange, passes: int) -> None:
-        gradients = self.kind.strategy.exchanges_gradients(self.cursor.step)
-        exchange.begin(plan.size / plan.count, gradients)
-        self.meter.begin(exchange, plan.size, plan.count, passes)
+        strategy, step, pace = self.kind.strategy, self.cursor.step, self.noise.pace
+        exchange.begin(plan.size / plan.count, strategy.exchanges_gradients(step))
+        # A step at whose end ranks are not in touch has no table.
+        has_table = strategy.communicates(step)
+        self.meter.begin(
+            exchange,
+            plan.size,
+            plan.count,
+            passes,
+            measures=has_table and pace.is_due(),
+            keeps=pace.is_due(int(has_table)),
+        )
 
     def empty(self) -> None:
         """Take part in a step without samples of its own."""
@@ -170,7 +186,9 @@ class Steps:
         self.clock.mark("exchange")
         norm = _total_norm(self.params)
         self.meter.before_optimizer(norm)
-        taken = math.isfinite(float(norm))
+        # At once, and before the optimizer's step: on a GPU each read waits for all that is queued.
+        length, loss, *squares = numbers([norm, self._loss, *self.meter.squares])
+        taken = math.isfinite(length)
         if taken:
             self._update(norm)
         else:
@@ -179,8 +197,8 @@ class Steps:
             lambda: strategy.after_optimizer(exchange, self.params, self.optimizer, step)
         )
         self.optimizer.zero_grad(set_to_none=True)
-        row = self._row(plan, passes, taken)
-        self.meter.end(row)
+        row = self._row(plan, passes, loss, taken)
+        self.meter.end(row, squares)
         if self._in_touch:
             self._agree(row)
         self._count(plan)
@@ -214,9 +232,8 @@ class Steps:
             self.settings.schedule_credit -= 1.0
             self.scheduler.step()
 
-    def _row(self, plan: StepPlan, passes: int, taken: bool) -> StepRow:
+    def _row(self, plan: StepPlan, passes: int, loss: float, taken: bool) -> StepRow:
         seconds = self.clock.seconds()
-        loss = float(self._loss)
         finite = taken and math.isfinite(loss)
         return StepRow(
             loss_sum=loss if math.isfinite(loss) else 0.0,

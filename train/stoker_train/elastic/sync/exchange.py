@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -34,7 +34,7 @@ from stoker_train.elastic.sync.buckets import MIB, Bucket, buckets_of
 if TYPE_CHECKING:
     from stoker_kernels.compression import Compressor
 
-    Denominators = Callable[[], Mapping[torch.Tensor, torch.Tensor] | None]
+    Square = Callable[[Sequence[torch.nn.Parameter]], torch.Tensor]
 
 
 class Handle(Protocol):
@@ -82,8 +82,7 @@ class GradientExchange:
         self.collectives = 0
         self.local_square: torch.Tensor | None = None
         """|g|^2 of this rank's weighted gradient before the exchange, float64, on its device."""
-        self._denominators: Denominators | None = None
-        self._measures = False
+        self._square: Square | None = None
         self._gradients = True
         self._armed = False
         self._next = 0
@@ -107,11 +106,16 @@ class GradientExchange:
             raise ValueError(f"share is {share}: it must be from 0 to 1, this rank's part of M")
         self.share, self._gradients = share, gradients
         self.local_square, self.summed_share = None, 1.0
-        self._measures, self._denominators = False, None
+        self._square = None
 
-    def measure(self, denominators: Denominators | None = None) -> None:
-        """Have the step that was begun set ``local_square``, of gradients by ``denominators()``, if any."""
-        self._measures, self._denominators = True, denominators
+    def measure(self, square: Square) -> None:
+        """Have the step that was begun set ``local_square``: the sum over buckets of their ``square``."""
+        self._square = square
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether the step that was begun exchanges gradients."""
+        return self._gradients and self.workers > 1
 
     def route(self, group: dist.ProcessGroup | None, workers: int) -> None:
         """Sum gradients over ``group`` from now on, a part of this exchange's own."""
@@ -213,8 +217,9 @@ class GradientExchange:
                 self._failure = error
 
     def _send(self, bucket: Bucket) -> None:
-        if self._measures:
-            self._add_square(bucket)
+        if self._square is not None:
+            square = self._square(bucket.params)
+            self.local_square = square if self.local_square is None else self.local_square + square
         group, workers = self._route
         if workers == 1:
             return
@@ -229,13 +234,6 @@ class GradientExchange:
         else:
             self._thread = self._thread or ThreadPoolExecutor(1, "stoker-gradients")
             self._handles.append((bucket, _Pending(self._thread.submit(work))))
-
-    def _add_square(self, bucket: Bucket) -> None:
-        from stoker_kernels.statistics import square_sums
-
-        denominators = self._denominators() if self._denominators is not None else None
-        (square,) = square_sums([bucket.params], denominators)
-        self.local_square = square if self.local_square is None else self.local_square + square
 
     def _wait(self) -> BaseException | None:
         """Wait for all handles, write what came, and return the first error."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from stoker_train.elastic.sync.strategy import Strategy, fraction, positive
+from stoker_train.elastic.sync.strategy import Strategy, fraction, positive, seconds, whole
 
 if TYPE_CHECKING:
     import torch
@@ -47,12 +47,8 @@ class LocalSGD(Strategy):
         self.every = positive("every", every)
         if momentum not in MOMENTA:
             raise ValueError(f"momentum is {momentum!r}: it must be one of {', '.join(MOMENTA)}")
-        if not 0.0 <= block_momentum < 1.0:
-            raise ValueError(
-                f"block_momentum is {block_momentum}: it must be from 0, and less than 1"
-            )
         self.momentum: Momentum = momentum
-        self.block_momentum = block_momentum
+        self.block_momentum = fraction("block_momentum", block_momentum, below_one=True)
         self.since = 0
         """Steps since the replicas were equal."""
         self.samples = 0.0
@@ -196,9 +192,7 @@ class PostLocalSGD(LocalSGD):
 
     def __init__(self, every: int, after: int, **options: Any) -> None:
         super().__init__(every, **options)
-        if after < 0:
-            raise ValueError(f"after is {after}: it must be 0 or more, a number of steps")
-        self.after = after
+        self.after = whole("after", after, 0)
         self._synchronous = True
 
     def options(self) -> dict[str, Any]:
@@ -259,8 +253,7 @@ class AdaComm(LocalSGD):
         super().__init__(
             tau0, momentum=momentum, block_momentum=block_momentum, compression=compression
         )
-        if not every_s > 0:
-            raise ValueError(f"every_s is {every_s}: it must be a time in seconds, and positive")
+        seconds("every_s", every_s)
         self.tau0, self.every_s = tau0, every_s
         self.shrink = fraction("shrink", shrink)
         self.tau = tau0

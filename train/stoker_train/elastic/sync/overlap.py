@@ -31,11 +31,7 @@ class OverlapLocalSGD(Strategy):
         super().__init__()
         self.tau = positive("tau", tau)
         self.alpha = fraction("alpha", alpha)
-        if not 0.0 <= anchor_momentum < 1.0:
-            raise ValueError(
-                f"anchor_momentum is {anchor_momentum}: it must be from 0, and less than 1"
-            )
-        self.anchor_momentum = anchor_momentum
+        self.anchor_momentum = fraction("anchor_momentum", anchor_momentum, below_one=True)
         self.since = 0
         self.samples = 0.0
         self._anchor: list[torch.Tensor] = []

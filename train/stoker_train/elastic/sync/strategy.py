@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,8 +31,14 @@ class Strategy:
     """Where the formulas come from."""
 
     def __init__(self, compression: str | Mapping[str, Any] | None = None) -> None:
+        if not isinstance(compression, str | Mapping | None):
+            raise ValueError(
+                f"compression is {compression!r:.80}: it must be a name, or options with a name"
+            )
         self.compression = compression if isinstance(compression, str) else dict(compression or {})
         self._compressor: Compressor | None = None
+        self._workers = 0
+        """The ranks of the last exchange: what the compressor keeps back is in that scale. 0: none."""
 
     def spec(self) -> dict[str, Any]:
         """Return plain values that :func:`stoker_train.elastic.sync.make_strategy` makes the same from."""
@@ -97,6 +104,11 @@ class Strategy:
         """
         exchange.route(exchange.group, exchange.workers)
         exchange.compress(self.gradient_compressor())
+        before, self._workers = self._workers, exchange.workers
+        if self._compressor is not None and 0 < before != self._workers:
+            from stoker_train.elastic.sync.residuals import rescale
+
+            rescale(self._compressor, self._workers, before)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the next steps depend on, apart from the options: the same on all settled ranks."""
@@ -107,7 +119,9 @@ class Strategy:
 
     def rank_state_dict(self) -> dict[str, Any]:
         """Return what is this rank's alone: what its compressor has not sent yet."""
-        return {} if self._compressor is None else {"compressor": self._compressor.state_dict()}
+        if self._compressor is None:
+            return {}
+        return {"compressor": self._compressor.state_dict(), "workers": self._workers}
 
     def load_rank_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`rank_state_dict` of the same rank; another compressor's is not taken over."""
@@ -115,6 +129,7 @@ class Strategy:
         if own is not None and self.compressor is not None:
             with contextlib.suppress(ValueError):  # of another method, or other options
                 self.compressor.load_state_dict(own)
+                self._workers = int(state.get("workers", 0))
 
     def __repr__(self) -> str:
         options = ", ".join(f"{key}={value!r}" for key, value in self.options().items())
@@ -148,14 +163,29 @@ class AllReduce(Strategy):
 
 
 def positive(name: str, value: int) -> int:
-    """Return ``value``; ValueError that names the field unless it is 1 or more."""
-    if value < 1:
-        raise ValueError(f"{name} is {value}: it must be 1 or more")
-    return value
+    """Return ``value``; ValueError that names the field unless it is a whole number, 1 or more."""
+    return whole(name, value, 1)
 
 
-def fraction(name: str, value: float, least: float = 0.0) -> float:
-    """Return ``value``; ValueError that names the field unless it is from ``least`` to 1."""
-    if not least <= value <= 1.0:
-        raise ValueError(f"{name} is {value}: it must be from {least:g} to 1")
-    return value
+def whole(name: str, value: Any, least: int) -> int:
+    """Return ``value``; ValueError that names the field unless it is a whole number from ``least``."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} is {value!r:.80}: it must be a whole number, {least} or more")
+    return int(value)
+
+
+def seconds(name: str, value: Any) -> float:
+    """Return ``value``; ValueError that names the field unless it is a finite time above 0."""
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    if not known or not 0.0 < value < math.inf:
+        raise ValueError(f"{name} is {value!r:.80}: it must be a time in seconds, and positive")
+    return float(value)
+
+
+def fraction(name: str, value: Any, *, below_one: bool = False) -> float:
+    """Return ``value``; ValueError that names the field unless it is from 0 to 1, or ``below_one``."""
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    if not known or not 0.0 <= value <= 1.0 or (below_one and value == 1.0):
+        end = "from 0, and less than 1" if below_one else "from 0 to 1"
+        raise ValueError(f"{name} is {value!r:.80}: it must be {end}")
+    return float(value)

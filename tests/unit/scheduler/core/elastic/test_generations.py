@@ -55,6 +55,49 @@ def test_it_shrinks_by_an_offer_of_less_and_a_release_after_the_answer() -> None
     assert one.state("job_1").replicas == offer.replicas
 
 
+def test_a_place_more_is_lent_where_there_is_room_and_the_one_that_is_given_back_is_released() -> (
+    None
+):
+    one = world(2, 3)
+    one.join("job_1", max_replicas=3)
+    one.targets["job_1"] = (("n_0", 2),)
+    settled(one)
+    one.hint("job_1", spares=1)
+    assert [type(order) for order in settled(one)] == [gen.Reserve, gen.Offer]
+    assert one.allocation("job_1") == {"n_0": 2, "n_1": 1}
+    assert settled(one) == [], "it stays while the job asks for it"
+    slow = one.state("job_1").replicas[0]
+    one.hint("job_1", unwanted=(slow,))
+    orders = settled(one)
+    assert isinstance(orders[0], gen.TakeBack)
+    assert slow not in one.state("job_1").replicas and one.state("job_1").lost == 0
+
+
+def test_no_place_is_lent_beyond_the_most_of_a_job_or_where_there_is_none() -> None:
+    one = world(2)
+    one.join("job_1", max_replicas=2)
+    one.join("job_2")
+    one.targets |= {"job_1": (("n_0", 1),), "job_2": (("n_0", 1),)}
+    settled(one)
+    for job_id in one.trainers:
+        one.hint(job_id, spares=1)
+    assert settled(one) == []
+    one.targets["job_2"] = ()
+    settled(one)
+    one.hint("job_1", spares=2)
+    settled(one)
+    assert one.allocation("job_1") == {"n_0": 2}
+
+
+def test_places_without_which_a_job_has_too_few_are_not_taken_back() -> None:
+    one = world(2)
+    one.join("job_1", min_replicas=2)
+    one.targets["job_1"] = (("n_0", 2),)
+    settled(one)
+    one.hint("job_1", unwanted=one.state("job_1").replicas[:1])
+    assert settled(one) == []
+
+
 def test_what_is_not_answered_in_time_costs_all_and_comes_back() -> None:
     one = world(4)
     one.join("job_1")
@@ -205,13 +248,19 @@ def test_random_worlds_never_break_a_promise_and_settle(seed: int) -> None:
             if random.random() < 0.05:
                 trainer = one.trainers[random.choice(jobs)]
                 trainer.answers_after_s = random.choice((0.0, 1.0, 4.0, 20.0, None))
+            if random.random() < 0.02:
+                job_id = random.choice(jobs)
+                places = one.state(job_id).replicas
+                given_back = random.sample(places, random.randint(0, len(places)))
+                one.hint(job_id, spares=random.randint(0, 2), unwanted=tuple(given_back))
             if random.random() < 0.01 and len(one.nodes) > 1:
                 one.lose(random.choice(sorted(one.nodes)))
                 one.targets = _targets(random, one.nodes, jobs)
             one.tick()
         one.loses_orders = 0.0
-        for trainer in one.trainers.values():
+        for job_id, trainer in one.trainers.items():
             trainer.answers_after_s = 1.0
+            one.hint(job_id)
         one.targets = _targets(random, one.nodes, jobs)
         settled(one, within=600)
         for job_id in jobs:

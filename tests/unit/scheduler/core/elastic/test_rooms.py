@@ -117,6 +117,11 @@ def test_a_pool_keeps_the_nodes_where_it_is() -> None:
     one = pool(member(n_2=3))
     assert trimmed(one, {"n_1": 4, "n_2": 4}, 5) == {"n_1": 1, "n_2": 4}
     assert trimmed(one, {"n_1": 4, "n_2": 4}, 0) == {}
+    spread = pool(member(n_1=2), member("job_2", n_2=4), member("job_3", n_3=2))
+    rooms = {"n_1": 4, "n_2": 4, "n_3": 4, "n_4": 4}
+    assert trimmed(spread, rooms, 8) == {"n_1": 2, "n_2": 4, "n_3": 2}, "nobody moves"
+    assert trimmed(spread, rooms, 9) == {"n_1": 3, "n_2": 4, "n_3": 2}
+    assert trimmed(spread, rooms, 3) == {"n_2": 3}
 
 
 def test_limits_of_a_queue_bound_its_replicas() -> None:

@@ -159,6 +159,21 @@ def test_a_change_stalls_and_counts_and_taking_all_away_does_not(
     assert free_s == pytest.approx(calm_s - 30, abs=2)
 
 
+def test_a_start_costs_what_is_said_of_starts_and_a_change_what_is_said_of_changes(
+    models: dict[str, Model],
+) -> None:
+    job = WorkloadJob("a", 0, models["small"], 1, 64)
+
+    def end_s(start_s: float | None, restart_s: float, *rounds: Allocation) -> float:
+        world = replace(SMALL, restart_s=restart_s, start_s=start_s)
+        return run(world, [job], scripted(Script(*rounds))).jobs[0].finished_s
+
+    plain_s = end_s(None, 30.0, ONE)
+    assert end_s(10.0, 30.0, ONE) == pytest.approx(plain_s - 20, abs=2)
+    moved = (ONE, ONE, (("node-001", 1),))
+    assert end_s(10.0, 30.0, *moved) == pytest.approx(plain_s + 10, abs=2)
+
+
 def test_a_job_is_seen_at_the_round_after_its_submission(models: dict[str, Model]) -> None:
     script = Script(ONE)
     job = WorkloadJob("a", 107, models["small"], 1, 64)

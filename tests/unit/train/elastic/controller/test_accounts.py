@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 
 from stoker_train.elastic.controller.accounts import Accounts
-from stoker_train.elastic.replica.reports import Paused
+from stoker_train.elastic.replica.reports import Paused, Value
 
 
 class NoRecords:
@@ -47,4 +48,20 @@ def test_before_the_first_change_its_cost_is_what_the_first_generation_took_to_f
     for pause_s in (0.2, 0.3):  # the longest pause of a survivor counts
         accounts.paused(Paused(1, 2, "memory", pause_s, 20, 2, 4))
     assert accounts.restart_s == pytest.approx(0.3)
+    accounts.close()
+
+
+def test_a_result_says_why_it_lacks_what_the_loop_returned() -> None:
+    accounts = Accounts(NoRecords())  # type: ignore[arg-type]
+    assert accounts.result("", "", finished=False).value_problem == ""
+    for report, value, problem in (
+        (Value(1, pickle.dumps([1, 2])), [1, 2], ""),
+        (Value(1, b"", "it is in a file"), None, "it is in a file"),
+        (Value(1, b"no pickle"), None, "cannot be read"),
+    ):
+        accounts.value = report
+        result = accounts.result("", "", finished=False)
+        assert result.value == value
+        assert problem in result.value_problem
+        assert bool(problem) == bool(result.value_problem)
     accounts.close()

@@ -6,6 +6,8 @@ from stoker_train.elastic.core import events as ev
 from stoker_train.elastic.core.machine import begin, step
 from stoker_train.elastic.core.membership import SetBatch, Slot, Stop, Suspend
 from stoker_train.elastic.core.phases import Limits, Phase
+from stoker_train.elastic.core.places import avoided, unwanted
+from stoker_train.elastic.core.replacing import spares
 
 
 def slots(count: int) -> tuple[Slot, ...]:
@@ -15,8 +17,9 @@ def slots(count: int) -> tuple[Slot, ...]:
 class Job:
     """A machine and what it commanded last; ``form`` has it train with some replicas."""
 
-    def __init__(self, min_replicas: int = 1) -> None:
-        self.state = begin("job", Limits(min_replicas=min_replicas, settle_s=90.0, form_s=60.0))
+    def __init__(self, min_replicas: int = 1, max_replicas: int = 8) -> None:
+        limits = Limits(min_replicas, max_replicas, settle_s=90.0, form_s=60.0)
+        self.state = begin("job", limits)
         self.at_s = 0.0
         self.done: list[ev.Command] = []
 
@@ -146,3 +149,100 @@ def test_a_decision_that_holds_keeps_to_what_fits_in_memory() -> None:
     job.formed(5)
     sent = [one.order.action for one in job.done[before:] if isinstance(one, ev.Send)]
     assert SetBatch(64, 16) in sent and SetBatch(64, 32) not in sent
+
+
+def test_a_rank_that_is_replaced_leaves_once_its_newcomer_is_there_and_its_slot_is_given_back() -> (
+    None
+):
+    job = Job(max_replicas=3)
+    slow, stays = job.form(2)
+    place = job.state.workers[slow].slot
+    assert spares(job.state) == 0
+    job.take(ev.Replaced(1.0, slow))
+    assert spares(job.state) == 1 and job.state.phase is Phase.RUNNING
+    job.at_s = 2.0
+    job.offer(2, 3)
+    assert spares(job.state) == 1, "the place is asked for until it is used"
+    newcomer = max(job.state.workers)
+    job.ready(newcomer)
+    assert job.state.phase is Phase.DRAINING and job.state.pending is not None
+    assert [one.incarnation for one in job.state.pending.members] == [stays, newcomer]
+    assert unwanted(job.state) == ()
+    job.wrote()
+    job.formed(5)
+    assert (spares(job.state), unwanted(job.state)) == (0, (place,))
+    job.take(ev.Granted(9.0, slots(3)[1:]))
+    assert unwanted(job.state) == () and job.state.phase is Phase.RUNNING
+
+
+def test_a_rank_leaves_before_its_newcomer_where_the_job_may_have_no_more_and_that_is_said() -> (
+    None
+):
+    job = Job(max_replicas=2)
+    slow, stays = job.form(2)
+    place = job.state.workers[slow].slot
+    job.take(ev.Replaced(1.0, slow))
+    assert job.state.pending is not None
+    assert [one.incarnation for one in job.state.pending.members] == [stays]
+    whys = [one.why for one in job.done if isinstance(one, ev.Turn)]
+    assert "scaling.max_replicas" in whys[-1]
+    job.wrote()
+    job.formed(5)
+    job.take(ev.Tick(2.0))
+    assert unwanted(job.state) == ()
+    assert place in {one.slot for one in job.state.workers.values()}, "another starts there"
+
+
+def test_a_rank_leaves_before_its_newcomer_where_no_place_comes_in_time() -> None:
+    job = Job(max_replicas=3)
+    slow, _ = job.form(2)
+    job.take(ev.Replaced(1.0, slow))
+    job.take(ev.Tick(120.0))
+    assert job.state.phase is Phase.RUNNING
+    job.take(ev.Tick(122.0))
+    assert job.state.phase is Phase.DRAINING
+
+
+def test_a_rank_without_which_too_few_train_is_not_replaced_and_that_is_said() -> None:
+    job = Job(min_replicas=2, max_replicas=2)
+    slow, _ = job.form(2)
+    job.take(ev.Replaced(1.0, slow))
+    assert job.state.phase is Phase.RUNNING and not job.state.replaced
+    assert any(isinstance(one, ev.Say) and "is not replaced" in one.text for one in job.done)
+
+
+def fails(job: Job, slot: Slot, at_s: float, why: str) -> None:
+    """Have what starts in a slot fail, again and again, until it is in quarantine."""
+    while slot not in job.state.quarantined and job.state.phase is not Phase.FAILED:
+        starting = [n for n, one in job.state.workers.items() if one.slot == slot]
+        for worker in starting:
+            job.take(ev.Failed(at_s, worker, why, "start"))
+        at_s += 100.0
+        job.take(ev.Tick(at_s))
+
+
+def test_a_slot_in_quarantine_is_given_back_and_its_node_avoided_while_enough_are_left() -> None:
+    job = Job(max_replicas=3)
+    job.form(2)
+    job.offer(2, 3)
+    bad = slots(3)[2]
+    fails(job, bad, 2.0, "ImportError: a module")
+    assert unwanted(job.state) == (bad,) and avoided(job.state) == {"n2"}
+    job.take(ev.Granted(500.0, slots(2)))
+    assert unwanted(job.state) == () and avoided(job.state) == {"n2"}, "it is not offered again"
+
+
+def test_slots_in_quarantine_are_tried_again_where_too_few_others_are_left_and_not_for_ever() -> (
+    None
+):
+    job = Job(min_replicas=2)
+    stays, goes = job.form(2)
+    job.take(ev.Died(1.0, goes, "gone"))
+    job.take(ev.Broken(1.0, stays, 1, 7, (5,), "a peer is gone"))
+    lost = slots(2)[1]
+    fails(job, lost, 2.0, "ImportError: a module")
+    assert job.state.phase is Phase.FAILED
+    assert job.state.chances[lost] == job.state.limits.max_chances
+    assert "g/1 on n1: ImportError: a module" in job.state.error
+    said = [one.text for one in job.done if isinstance(one, ev.Say)]
+    assert any("is tried again" in text and "ImportError" in text for text in said)

@@ -37,6 +37,19 @@ def test_one_rank_measures_its_first_pass_or_the_step_before(
     assert second.big_square == pytest.approx(big, rel=1e-9)
 
 
+def test_a_step_that_is_not_measured_keeps_what_the_next_needs(
+    ranks: RankProcesses, seed: int
+) -> None:
+    for rows in ranks.run(_paced, 2, seed % 1000):
+        assert [row.small_size > 0 for row in rows] == [False, True, False, False]
+        assert [row.noise_s > 0 for row in rows] == [False, True, False, False]
+    (rows,) = ranks.run(_paced, 1, seed % 1000)
+    assert [row.big_size for row in rows] == [0, 48, 0, 0]
+    (every,) = ranks.run(_differenced, 1, seed % 1000)
+    assert rows[1].small_square == pytest.approx(every[2], rel=1e-9)
+    assert rows[1].big_square == pytest.approx(every[3], rel=1e-9)
+
+
 def _gradient(seed: int, step: int, first: int, size: int) -> Any:
     """The mean gradient of some samples of a step, by parameter, of the model as it is made."""
     import torch
@@ -145,27 +158,34 @@ def _differenced(rank: int, world: int, seed: int) -> tuple[Any, Any, float, flo
     return rows[0], rows[1], small, _square(mean, one)
 
 
-def test_a_meter_that_costs_too_much_measures_rarely(ranks: RankProcesses) -> None:
-    ((cheap, dear, fixed),) = ranks.run(_paced, 1)
-    assert cheap == 1
-    assert dear == 32
-    assert fixed == 3
-
-
-def _paced(rank: int, world: int) -> tuple[int, int, int]:
+def _paced(rank: int, world: int, seed: int) -> list[Any]:
+    """Return the rows of four steps, of which the second is measured."""
     import torch
 
+    from stoker_train.elastic.optimization import StepRow
     from stoker_train.elastic.optimization.measuring import NoiseMeter
+    from stoker_train.elastic.sync.exchange import GradientExchange
+    from tests.unit.train.elastic.sync import training
 
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.0)
-    found = []
-    for cost_s in (0.0005, 0.03):
-        meter = NoiseMeter(optimizer)
-        meter._costs.extend([cost_s] * 5)
-        meter._gaps.extend([0.1] * 5)
-        meter._pace()
-        found.append(meter.every)
-    return found[0], found[1], NoiseMeter(optimizer, every=3).every
+    model = training.Net(seed)
+    params = list(model.parameters())
+    optimizer = torch.optim.SGD(params, lr=0.0)
+    exchange, meter = GradientExchange(params), NoiseMeter(optimizer)
+    rows, size = [], 24 // world
+    for step in range(4):
+        exchange.begin(1.0 / world)
+        meter.begin(exchange, size, 24, measures=step == 1, keeps=step == 0)
+        training.backward(model, exchange, step, rank * size, size, seed)
+        exchange.finish()
+        meter.before_optimizer()
+        squares = [float(one) for one in meter.squares]
+        optimizer.step()
+        optimizer.zero_grad()
+        rows.append(StepRow())
+        meter.end(rows[-1], squares)
+    assert meter._before is None
+    exchange.close()
+    return rows
 
 
 def test_a_clock_adds_up_phases() -> None:

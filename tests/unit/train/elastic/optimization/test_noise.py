@@ -117,6 +117,39 @@ def test_it_goes_on_from_its_state(seed: int) -> None:
     assert (one.noise_scale, one.tau) == (other.noise_scale, other.tau)
 
 
+def test_it_smooths_as_the_kernels_do(seed: int) -> None:
+    """Batches that change, and steps that are not measured, against the tensors of stoker_kernels."""
+    import torch
+
+    from stoker_kernels.statistics import AdaScale, GradientNoiseScale
+
+    generator = np.random.default_rng(seed)
+    scale = NoiseScale(64)
+    kernel = GradientNoiseScale(decay=0.999, base_batch=64)
+    ada, unmeasured = AdaScale(kernel, 64), 0.0
+    for number in range(60):
+        sizes = generator.integers(1, 200, size=3).tolist()
+        table = replicas(generator, sizes)
+        if generator.random() < 0.5 and number:
+            table.rows[:, _columns("big_size")] = 0.0
+            unmeasured += sum(sizes) / 64
+        else:
+            small, big, small_size, big_size = measured_pair(table) or (0.0, 0.0, 0.0, 0.0)
+            kernel.decay = 0.999 ** (1.0 + 64 * unmeasured / sum(sizes))
+            kernel.update(small, big, small_batch=small_size, big_batch=big_size)
+            unmeasured = 0.0
+        ada.tau += ada.gain_at(sum(sizes))
+        scale.update(table)
+    assert scale.noise_scale == pytest.approx(float(kernel.noise_scale), rel=1e-9)
+    assert scale.tau == pytest.approx(float(ada.tau), rel=1e-9)
+    old = {"tau": ada.tau, "gain": torch.ones(()), "noise": kernel.state_dict()}
+    other = NoiseScale(64)
+    other.load_state_dict(old)  # of a checkpoint that an older version wrote
+    assert other.noise_scale == pytest.approx(float(kernel.noise_scale), rel=1e-12)
+    assert other.tau == float(ada.tau)
+    assert other.gain_at(300) == pytest.approx(float(ada.gain_at(300)), rel=1e-12)
+
+
 def test_a_run_at_another_batch_ends_at_the_same_loss_for_the_same_tau(seed: int) -> None:
     """AdaScale: SGD on a noisy quadratic, at S = 1 and S = 8, stopped at one tau."""
     losses = []

@@ -169,7 +169,12 @@ def _measured(rank: int, world: int, seed: int) -> tuple[float, float, float]:
     divisors = {param: torch.full_like(param, 2.0) for param in params}
     exchange = GradientExchange(params, bucket_nbytes=100)
     exchange.begin(1 / world)
-    exchange.measure(lambda: divisors)
+    exchange.measure(
+        lambda params: sum(
+            ((p.grad / divisors[p]).square().sum() for p in params if p.grad is not None),
+            torch.zeros((), dtype=torch.float64),
+        )
+    )
     exchange.arm()
     sum((param.square().sum() for param in params), torch.zeros(())).backward()
     expected = sum(float(p.detach().square().sum()) for p in params)
