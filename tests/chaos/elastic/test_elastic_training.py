@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -124,4 +126,24 @@ def test_a_training_whose_driver_was_killed_in_a_resize_is_found_by_its_name(
         driver.wait(WAIT_S)
     one = ElasticTrainer.attach("survivor")
     makes_steps(tmp_path, 1, after=killed_at.generation)
+    ends_exact(one)
+
+
+def test_a_controller_that_is_killed_in_a_resize_has_a_successor_that_loses_no_sample(
+    cluster: Apart, tmp_path: Path
+) -> None:
+    one = trainer(tmp_path)
+    one.submit()
+    until(lambda: one.progress().get("checkpoint"), WAIT_S, "a checkpoint is written")
+    before = makes_steps(tmp_path, 2)
+    first = {line.pid for line in loops.lines(tmp_path / "steps")}
+    one.resize(1)
+    next_is_written(one, after=before.generation)
+    job = cluster.client.call("GET", f"/v1/jobs/{one.job_id}", reply=dict[str, Any])
+    os.kill(job["pid"], signal.SIGKILL)
+    until(
+        lambda: {line.pid for line in loops.lines(tmp_path / "steps")} - first,
+        WAIT_S,
+        "replicas of the next attempt make steps",
+    )
     ends_exact(one)

@@ -12,6 +12,7 @@ import torch
 from stoker.runtime.serialization import cuda_ipc
 from stoker.runtime.serialization.cuda_ipc import CudaIpcMemory, Mapping
 
+_names: dict[int, str] = {}
 OFFSET = 64
 """Loans do not begin where their allocation begins."""
 
@@ -22,19 +23,25 @@ class FakeMemory(CudaIpcMemory):
     def can_lend(self, flat: torch.Tensor) -> bool:
         return flat.device.type == "cpu"
 
-    def lend(self, flat: torch.Tensor) -> Mapping:
+    def allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
         descriptor, name = tempfile.mkstemp(dir=os.environ.get("STOKER_TEST_LENT"))
-        with open(descriptor, "wb") as file:
-            file.write(bytes(OFFSET))
-            file.write(bytes(flat.contiguous().view(-1).view(torch.uint8).tolist()))
-        return Mapping("GPU-fake", name.encode(), OFFSET)
-
-    def read(self, mapping: Mapping, nbytes: int) -> torch.Tensor:
-        with Path(mapping.handle.decode()).open("r+b") as file:
+        with open(descriptor, "r+b") as file:
+            file.truncate(OFFSET + nbytes)
             view = mmap.mmap(file.fileno(), 0)
-        return torch.frombuffer(
-            view, dtype=torch.uint8, offset=mapping.offset, count=nbytes
-        ).clone()
+        memory = torch.frombuffer(view, dtype=torch.uint8, offset=OFFSET)
+        _names[memory.data_ptr()] = name
+        return memory
+
+    def lend(self, memory: torch.Tensor) -> Mapping:
+        return Mapping("GPU-fake", _names[memory.data_ptr()].encode(), OFFSET)
+
+    def erase(self, memory: torch.Tensor) -> None:
+        memory.zero_()
+
+    def read(self, mapping: Mapping, nbytes: int, more: int) -> tuple[torch.Tensor, bytes]:
+        data = Path(mapping.handle.decode()).read_bytes()[mapping.offset :]
+        copy = torch.frombuffer(bytearray(data[:nbytes]), dtype=torch.uint8)
+        return copy, data[nbytes : nbytes + more]
 
 
 def install() -> None:

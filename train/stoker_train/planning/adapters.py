@@ -3,22 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker_train.planning.model_shape import LayerShape, ModelShape, transformer
 
-_HUGGING_FACE = {
-    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
-    "hidden": ("hidden_size", "n_embd", "d_model"),
-    "heads": ("num_attention_heads", "n_head", "num_heads"),
+_KEYS = {
+    "layers": ("num_hidden_layers", "n_layer"),
+    "hidden": ("hidden_size", "n_embd"),
+    "heads": ("num_attention_heads", "n_head"),
     "kv_heads": ("num_key_value_heads",),
-    "width": ("intermediate_size", "n_inner", "d_ff"),
+    "width": (
+        "moe_intermediate_size",
+        "intermediate_size",
+        "ffn_dim",
+        "n_inner",
+        "ffn_hidden_size",
+    ),
+    "head_dim": ("head_dim",),
     "vocab": ("vocab_size",),
     "experts": ("num_local_experts", "num_experts"),
     "experts_per_token": ("num_experts_per_tok",),
     "max_seq_len": ("max_position_embeddings", "n_positions"),
 }
-_GATED_FAMILIES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2"})
+"""Where configs of Hugging Face have a number."""
+
+
+class _Family(NamedTuple):
+    """What a family of Hugging Face's models has that its configs do not say."""
+
+    gated: bool
+    tied: bool
+    learned_positions: bool = False
+    causal: bool = True
+
+
+_FAMILIES = {
+    **dict.fromkeys(
+        ("llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe"),
+        _Family(gated=True, tied=False),
+    ),
+    **dict.fromkeys(("gemma", "gemma2"), _Family(gated=True, tied=True)),
+    **dict.fromkeys(("gpt2", "opt"), _Family(gated=False, tied=True, learned_positions=True)),
+    "bert": _Family(gated=False, tied=True, learned_positions=True, causal=False),
+    "falcon": _Family(gated=False, tied=True),
+    "gpt_neox": _Family(gated=False, tied=False),
+}
 
 
 def shape_of(model: Any) -> ModelShape:
@@ -34,8 +63,9 @@ def shape_of(model: Any) -> ModelShape:
     if found is None:
         found = _of_module(model)
     if found is None:
+        kind = getattr(model, "model_type", type(model).__name__)
         raise TypeError(
-            f"plan_training(): model is a {type(model).__name__}\n"
+            f"plan_training(): model is a {kind}\n"
             "give a torch.nn.Module with layers in a ModuleList or Sequential, a config of stoker.kernels' "
             "or transformers' models, or a ModelShape"
         )
@@ -75,50 +105,66 @@ def _of_ours(config: Any) -> ModelShape:
     return replace(shape, layers=layers, embedding_parameters=rest)
 
 
-def _of_hugging_face(config: Any) -> ModelShape:
+def _of_hugging_face(config: Any) -> ModelShape | None:
+    name = str(config.model_type)
+    family = _FAMILIES.get(name)
+    if family is None:
+        return None
     values: dict[str, int] = {}
-    for name, keys in _HUGGING_FACE.items():
+    for number, keys in _KEYS.items():
         value = next((getattr(config, key) for key in keys if getattr(config, key, None)), 0)
-        values[name] = int(value)
-    missing = [name for name in ("layers", "hidden", "heads", "vocab") if not values[name]]
+        values[number] = int(value)
+    missing = [one for one in ("layers", "hidden", "heads", "vocab") if not values[one]]
     if missing:
-        known = ", ".join(_HUGGING_FACE[missing[0]])
+        known = ", ".join(_KEYS[missing[0]])
         raise ValueError(
-            f"plan_training(): the config of {config.model_type} has no {missing[0]} ({known})\n"
-            "give a ModelShape"
+            f"plan_training(): the config of {name} has no {missing[0]} ({known})\ngive a ModelShape"
         )
-    family = str(config.model_type)
-    gated = family in _GATED_FAMILIES or bool(getattr(config, "is_gated_act", False))
-    rotary = hasattr(config, "rope_theta") or hasattr(config, "rope_parameters")
+    if name == "falcon":
+        several = getattr(config, "new_decoder_architecture", False)
+        one = getattr(config, "multi_query", True)
+        values["kv_heads"] = int(getattr(config, "num_kv_heads", 0) or 0) if several else int(one)
+    dropouts = ("attention_dropout", "hidden_dropout_prob", "resid_pdrop", "dropout")
     return transformer(
-        family,
+        name,
         layers=values["layers"],
         hidden=values["hidden"],
         heads=values["heads"],
         kv_heads=values["kv_heads"],
         width=values["width"],
+        head_dim=values["head_dim"],
         vocab=values["vocab"],
         experts=values["experts"],
         experts_per_token=values["experts_per_token"],
         max_seq_len=values["max_seq_len"],
-        gated=gated,
-        tied=bool(getattr(config, "tie_word_embeddings", False)),
-        bias=not gated,
-        learned_positions=0 if rotary else values["max_seq_len"],
-        norm_parameters=values["hidden"] * (1 if gated else 2),
-        dropout=float(getattr(config, "attention_dropout", 0.0) or 0.0) > 0,
+        gated=family.gated,
+        tied=bool(getattr(config, "tie_word_embeddings", family.tied)),
+        bias=not family.gated and name != "falcon",
+        learned_positions=values["max_seq_len"] if family.learned_positions else 0,
+        norm_parameters=values["hidden"] * (1 if family.gated else 2),
+        dropout=any(float(getattr(config, one, 0.0) or 0.0) > 0 for one in dropouts),
+        causal=family.causal,
     )
 
 
 def _of_module(model: Any) -> ModelShape | None:
-    """Return the shape of a module: the blocks of its longest list of modules, by their parameters.
+    """Return the shape of a module: the blocks of its outermost lists of modules, by their parameters.
 
     A linear layer, an embedding's row or a norm keeps its input for the backward pass: as many values for
-    each token as it is wide, and each non-linearity the same again.
+    each token as it is wide, and each non-linearity the same again. TypeError where there are convolutions,
+    whose activations depend on what they are given.
     """
-    blocks = _blocks_of(model)
-    if blocks is None:
+    if getattr(model, "modules", None) is None:
         return None
+    blocks = _blocks_of(model)
+    if not blocks:
+        return None
+    if any(p.ndim > 2 for p in model.parameters()):
+        raise TypeError(
+            f"plan_training(): {type(model).__name__} has convolutions\n"
+            "their activations depend on the input: give a ModelShape whose layers have opaque_bytes, "
+            "as measured for a sample"
+        )
     layers = tuple(map(_layer_of, blocks))
     own = {id(p) for block in blocks for p in block.parameters()}
     rest = sum(p.numel() for p in model.parameters() if id(p) not in own)
@@ -128,16 +174,11 @@ def _of_module(model: Any) -> ModelShape | None:
     )
 
 
-def _blocks_of(model: Any) -> list[Any] | None:
-    modules = getattr(model, "modules", None)
-    if modules is None:
-        return None
-    lists = [
-        list(module)
-        for module in modules()
-        if type(module).__name__ in ("ModuleList", "Sequential") and len(module) > 0
-    ]
-    return max(lists, key=len, default=None)
+def _blocks_of(module: Any) -> list[Any]:
+    """Return the members of the outermost lists of modules: an encoder's, then a decoder's."""
+    if type(module).__name__ in ("ModuleList", "Sequential") and len(module) > 0:
+        return list(module)
+    return [block for child in module.children() for block in _blocks_of(child)]
 
 
 def _layer_of(block: Any) -> LayerShape:
@@ -145,7 +186,7 @@ def _layer_of(block: Any) -> LayerShape:
     for module in block.modules():
         weight = getattr(module, "weight", None)
         shape: tuple[int, ...] = tuple(getattr(weight, "shape", ()))
-        if len(shape) >= 2:
+        if len(shape) == 2:
             kept += 2 * shape[1]
             widest = widest or shape[1]
         elif len(shape) == 1:

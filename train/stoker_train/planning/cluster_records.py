@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker_train.planning.cluster_shape import ClusterShape, Link
 from stoker_train.planning.gpu_kinds import KINDS, PRODUCTS_REACH, kind_of
+from stoker_wire.messages.cluster import NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +39,13 @@ def cluster_of(nodes: Sequence[dict[str, Any]], *, between: Link = _NETWORK) -> 
     found: dict[tuple[str, int], dict[str, Any]] = {}
     unknown: set[str] = set()
     for node in nodes:
-        if node.get("state", "alive") not in ("alive", "ready"):
+        if node.get("state") != NodeState.ALIVE:
             continue
-        devices = [one for one in node.get("devices", ()) if not one.get("quarantine")]
+        devices = [
+            one
+            for one in node.get("devices", ())
+            if not one.get("quarantine") and not one.get("mig_profile")
+        ]
         names = Counter(str(one.get("name", "")) for one in devices)
         for name, count in names.items():
             if kind_of(name) is None:

@@ -72,11 +72,11 @@ class ClusterShape:
     def link_of(self, size: int, stride: int) -> Link:
         """Return the link by which a ring of ``size`` ranks, ``stride`` apart, is bound.
 
-        Ranks fill one node after the other. A ring inside of a node has the GPUs' own links. One over nodes
-        shares the node's link with as many rings as the node has members of it fewer than GPUs.
+        Ranks fill one node after the other. Rings that all lie in nodes have the GPUs' own links. One over
+        nodes shares the node's link with as many rings as the node has members of it fewer than GPUs.
         """
         per_node = self.gpus_per_node
-        if size * stride <= per_node:
+        if size * stride <= per_node and per_node % (size * stride) == 0:
             return self.inside
         members = max(1, per_node // stride)
         rings = max(1, per_node // members)

@@ -87,7 +87,10 @@ class Estimator:
             return 0.0
         total = self._model.parameters * self._precision.optimizer_bytes
         copies = 1 if strategy.zero else strategy.data
-        return total * copies * self._cluster.gpus_per_node / strategy.gpus
+        return total * copies * self._gpus_of_a_node(strategy) / strategy.gpus
+
+    def _gpus_of_a_node(self, strategy: Strategy) -> int:
+        return min(self._cluster.gpus_per_node, strategy.gpus)
 
     def _before(self, value: Callable[[LayerShape], float]) -> Array:
         """Return [i] -> the sum of a value over the layers before i."""
@@ -145,7 +148,7 @@ class Estimator:
             return tuple(pairwise(ends))
         seconds = np.diff(sums.compute_s + sums.tensor_s + sums.expert_s)
         seconds[-1] += head_s
-        key = strategy.pipeline, round(head_s / float(seconds[0]), 3)
+        key = strategy.pipeline, round(head_s / (float(seconds[0]) or 1.0), 3)
         fastest = self._cuts.get(key) if self._uniform else None
         if fastest is None:
             fastest = self._cuts[key] = cut(seconds, strategy.pipeline)
@@ -153,6 +156,7 @@ class Estimator:
         limit = self._cluster.usable_bytes
         if self._memory(fastest, sums, strategy).total <= limit:
             return fastest
+        limit -= self._buffer_bytes(strategy)
         nbytes = self._bytes_by_stage(sums, strategy)
         if nbytes.min(axis=0).sum() > limit * strategy.pipeline:
             return fastest  # no cut can help
@@ -278,7 +282,7 @@ class Estimator:
         if not strategy.offload:
             return moved / self._cluster.memory_bytes_per_s
         crossing = parameters * (each.gradient_bytes + each.weight_bytes)
-        on_host = parameters * each.optimizer_bytes * self._cluster.gpus_per_node
+        on_host = parameters * each.optimizer_bytes * self._gpus_of_a_node(strategy)
         return (
             send_s(crossing, self._cluster.host) + on_host / self._cluster.host_update_bytes_per_s
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 PRODUCTS_REACH = 0.7
@@ -22,8 +23,10 @@ class GpuKind:
 KINDS = (
     GpuKind("B200", 180e9, 2250e12, 8.0e12, 900e9),
     GpuKind("H200", 141e9, 989e12, 4.8e12, 450e9),
+    GpuKind("H100 PCIe", 80e9, 756e12, 2.0e12),
     GpuKind("H100", 80e9, 989e12, 3.35e12, 450e9),
     GpuKind("A100-SXM4-80GB", 80e9, 312e12, 2.0e12, 300e9),
+    GpuKind("A100 80GB PCIe", 80e9, 312e12, 1.9e12),
     GpuKind("A100", 40e9, 312e12, 1.55e12, 300e9),
     GpuKind("L40S", 48e9, 362e12, 0.86e12),
     GpuKind("RTX 4090", 24e9, 165e12, 1.0e12),
@@ -36,8 +39,10 @@ KINDS = (
 
 def kind_of(name: str) -> GpuKind | None:
     """Return the kind whose name is in a device's, as in "NVIDIA H100 80GB HBM3"; None where none is."""
-    wanted = name.lower().replace(" ", "-")
-    for kind in KINDS:
-        if kind.name.lower().replace(" ", "-") in wanted:
-            return kind
-    return None
+    wanted = _words(name)
+    return next((kind for kind in KINDS if _words(kind.name) in wanted), None)
+
+
+def _words(name: str) -> str:
+    """Return a name's words, each between dashes: L4 is not in L40."""
+    return f"-{'-'.join(re.findall('[a-z0-9]+', name.lower()))}-"

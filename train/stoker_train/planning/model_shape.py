@@ -99,6 +99,7 @@ def transformer(
     vocab: int,
     kv_heads: int = 0,
     width: int = 0,
+    head_dim: int = 0,
     gated: bool = False,
     tied: bool = True,
     learned_positions: int = 0,
@@ -119,11 +120,11 @@ def transformer(
     attention change its terms one by one.
     """
     kv_heads, width = kv_heads or heads, width or 4 * hidden
-    head_dim = hidden // heads
-    kv = kv_heads / heads
-    qkv = (heads + 2 * kv_heads) * head_dim
+    head_dim = head_dim or hidden // heads
+    wide = heads * head_dim
+    qkv = wide + 2 * kv_heads * head_dim
     up = 2 * width if gated else width
-    attention = hidden * qkv + hidden * hidden
+    attention = hidden * qkv + wide * hidden
     mlp = hidden * up + width * hidden
     biases = (qkv + hidden + up + hidden) if bias else 0
     norms = 2 * (norm_parameters or hidden)
@@ -136,9 +137,9 @@ def transformer(
         other_parameters=norms + biases,
         expert_parameters=experts * mlp,
         active_experts=experts_per_token / experts if experts else 1.0,
-        score_width=hidden,
+        score_width=wide,
         whole_values=4.0 * hidden,
-        cut_values=(2.0 + 2.0 * kv + inside) * hidden,
+        cut_values=float(qkv + wide) + inside * hidden,
         whole_masks=2.0 * hidden if dropout else 0.0,
         score_heads=0 if fused_attention else heads,
         input_values=hidden,

@@ -50,7 +50,7 @@ def search(
     limit: int,
 ) -> Plans:
     """Return the ``limit`` fastest strategies for ``gpus`` GPUs; see :func:`~.entry.plan_training`."""
-    rate = cluster.flops_per_s
+    rate = cluster.flops_per_s * precision.rate
     if profile_s is not None:
         if not profile_s > 0:
             raise ValueError(f"plan_training(): profile must be seconds above 0, got {profile_s}")

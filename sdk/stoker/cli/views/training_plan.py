@@ -6,10 +6,11 @@ The planner is ``stoker_train``'s, which is built on this package: loaded when i
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +18,9 @@ from stoker.cli.options import cluster_options, http_client
 from stoker.cli.output import echo, print_json, print_table
 from stoker.cli.tables import Column
 from stoker.exceptions import BadRequestError
+
+if TYPE_CHECKING:
+    from stoker.runtime.net.http import HttpClient
 
 _GIGABITS = 1e9 / 8
 _COLUMNS = (
@@ -84,9 +88,7 @@ def plan(
         if gpu is not None:
             cluster = planning.cluster_of_kind(gpu, nodes, gpus_per_node, between)
         else:
-            client = http_client(address, token)
-            records = client.call("GET", "/v1/nodes", reply=dict[str, Any], query={"limit": 1000})
-            cluster = planning.cluster_of(records["items"], between=between)
+            cluster = planning.cluster_of(_nodes(http_client(address, token)), between=between)
         found = planning.plan_training(
             _model(model),
             cluster=cluster,
@@ -110,10 +112,25 @@ def plan(
         raise SystemExit(1)
 
 
+def _nodes(client: HttpClient) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    cursor = ""
+    while True:
+        query = {"limit": 1000, "cursor": cursor or None}
+        page = client.call("GET", "/v1/nodes", reply=dict[str, Any], query=query)
+        found += page["items"]
+        cursor = page.get("next_cursor", "")
+        if not cursor:
+            return found
+
+
 def _model(name: str) -> Any:
     """Return what MODEL names: a published shape, a config, or what a module has."""
     if name.endswith(".json"):
-        config = json.loads(Path(name).read_text(encoding="utf-8"))
+        try:
+            config = json.loads(Path(name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise BadRequestError(f"MODEL: {name} cannot be read\n{error}", field="MODEL") from None
         return SimpleNamespace(**config, to_dict=lambda: config)
     module, _, attribute = name.partition(":")
     if not attribute:
@@ -126,4 +143,5 @@ def _model(name: str) -> Any:
             "give gpt2_small, bert_base, llama2_7b, llama3_8b, a config.json, or MODULE:NAME",
             field="MODEL",
         ) from None
-    return found() if callable(found) and not hasattr(found, "parameters") else found
+    # A function or a class makes the config or the model; a model can be called, too.
+    return found() if inspect.isroutine(found) or inspect.isclass(found) else found

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import BadRequestError
+from stoker.runtime.objects.refs import ObjectRef
 from stoker.runtime.serialization.pickling import pack
 
 if TYPE_CHECKING:
-    from stoker.runtime.objects.refs import ObjectRef
     from stoker.runtime.objects.store import ObjectStore
 
 CUDA_IPC = "cuda_ipc"
@@ -31,6 +31,8 @@ def put_on_device(objects: ObjectStore, value: Any, tensor_transport: object) ->
             f"give {CUDA_IPC!r}, or leave it out: then tensors go through host memory",
             field="tensor_transport",
         )
+    if isinstance(value, ObjectRef):
+        return objects.put(value)  # which says why not
     try:
         from stoker.runtime.serialization import cuda_ipc
     except ImportError:
@@ -39,5 +41,5 @@ def put_on_device(objects: ObjectStore, value: Any, tensor_transport: object) ->
     packed = pack(value, what="value", lend=lending.lend)
     if not lending.copies:
         return objects.put_packed(packed)
-    mark = objects.new_mark(lambda _: lending.copies.clear())
+    mark = objects.new_mark(lambda _: lending.revoke())
     return objects.put_packed(packed, (mark,))

@@ -3,7 +3,9 @@
 ``stoker.put(value, tensor_transport="cuda_ipc")`` lends: each CUDA tensor is copied once, on its GPU, into
 memory that no one writes to, and only a handle of it travels. A reader opens the handle, copies from
 GPU memory to GPU memory and closes it, so nothing of a reader points into a lender. The lender keeps the
-copy until the object is freed (``objects/device_objects.py``). Imported where such a value is put or read.
+copy until the object is freed (``objects/device_objects.py``). A handle may outlive that: behind the bytes
+lies a random token, which is erased before they are given up, and which a reader compares after it has
+copied. Imported where such a value is put or read.
 
 It speaks to the driver's library, by the CUDA driver API's calls for memory: torch's own sharing counts one
 reader for each sending, and keeps memory for ever where none or several come.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 from typing import NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
@@ -24,8 +27,9 @@ from stoker_wire.process.host_identity import pid_namespace, start_time
 _LAZY_PEER_ACCESS = 1
 """CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag that there is."""
 _HANDLE_NBYTES = 64
-_lent: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
-"""What this process has lent, by its address: CUDA maps no process's memory into itself."""
+_TOKEN_NBYTES = 16
+_lent: WeakValueDictionary[bytes, torch.Tensor] = WeakValueDictionary()
+"""What this process has lent, by its token: CUDA maps no process's memory into itself."""
 
 
 class Mapping(NamedTuple):
@@ -57,11 +61,11 @@ class Lender(NamedTuple):
 
 
 class Loan(NamedTuple):
-    """A stand-in for a tensor's bytes, which travels; ``address`` is where they are in the lender."""
+    """A stand-in for a tensor's bytes, which travels; ``token`` lies behind them as long as they are lent."""
 
     lender: Lender
     mapping: Mapping
-    address: int
+    token: bytes
     nbytes: int
 
 
@@ -71,15 +75,24 @@ class DeviceMemory(Protocol):
     def can_lend(self, flat: torch.Tensor) -> bool:
         """Return whether a tensor is in this kind of memory."""
 
-    def lend(self, flat: torch.Tensor) -> Mapping:
-        """Return how other processes find the bytes of a contiguous tensor, once they are all written."""
+    def allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
+        """Return new memory (uint8) of a device, which can be lent."""
 
-    def read(self, mapping: Mapping, nbytes: int) -> torch.Tensor:
-        """Return a copy of lent bytes (uint8) in this process's memory of the same device."""
+    def lend(self, memory: torch.Tensor) -> Mapping:
+        """Return how other processes find memory, once all that it is to hold is written."""
+
+    def erase(self, memory: torch.Tensor) -> None:
+        """Write zeros, and return when they are there."""
+
+    def read(self, mapping: Mapping, nbytes: int, more: int) -> tuple[torch.Tensor, bytes]:
+        """Return a copy of lent bytes (uint8) in this process's memory of the same device.
+
+        And, as they are after that, the ``more`` bytes that lie behind them.
+        """
 
 
 class Lending:
-    """The tensors of one value that are lent: a copy of each, which is lent as long as it is here."""
+    """The tensors of one value that are lent: a copy of each, until they are revoked."""
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
@@ -87,13 +100,23 @@ class Lending:
 
     def lend(self, flat: torch.Tensor) -> Loan | None:
         """Copy a contiguous tensor and lend the copy; None where it is in other memory, or empty."""
-        if not flat.nbytes or not self._memory.can_lend(flat):
+        nbytes = flat.nbytes
+        if not nbytes or not self._memory.can_lend(flat):
             return None
-        copy = flat.clone()
+        copy = self._memory.allocate(nbytes + _TOKEN_NBYTES, flat.device)
+        copy[:nbytes].copy_(flat.view(torch.uint8))
+        token = secrets.token_bytes(_TOKEN_NBYTES)
+        copy[nbytes:].copy_(torch.frombuffer(bytearray(token), dtype=torch.uint8))
         mapping = self._memory.lend(copy)
         self.copies.append(copy)
-        _lent[copy.data_ptr()] = copy
-        return Loan(_this_process(), mapping, copy.data_ptr(), copy.nbytes)
+        _lent[token] = copy
+        return Loan(_this_process(), mapping, token, nbytes)
+
+    def revoke(self) -> None:
+        """End the loans, so that no reader takes what is in the memory later for them."""
+        for copy in self.copies:
+            self._memory.erase(copy[-_TOKEN_NBYTES:])
+        self.copies.clear()
 
 
 def borrow(loan: Loan) -> torch.UntypedStorage:
@@ -102,12 +125,15 @@ def borrow(loan: Loan) -> torch.UntypedStorage:
     ObjectLostError if the lender has ended or has freed them; SerializationError where this process cannot
     reach its memory.
     """
-    lender = loan.lender
+    lender, memory = loan.lender, CudaIpcMemory()
     if lender.is_this_process():
-        copy = _lent.get(loan.address)
-        if copy is None:
+        lent = _lent.get(loan.token)
+        if lent is None:
             raise ObjectLostError("CUDA memory of this process was freed with its object")
-        return copy.clone().view(-1).view(torch.uint8).untyped_storage()
+        copy = lent[: loan.nbytes].clone()
+        if copy.is_cuda:  # the memory may be freed as soon as this returns
+            torch.cuda.current_stream(copy.device).synchronize()
+        return copy.untyped_storage()
     if lender.pid_namespace != pid_namespace():
         raise SerializationError(
             "CUDA memory of another machine or container cannot be mapped here\n"
@@ -116,11 +142,16 @@ def borrow(loan: Loan) -> torch.UntypedStorage:
         )
     lender.check_alive()
     try:
-        found = CudaIpcMemory().read(loan.mapping, loan.nbytes)
+        found, token = memory.read(loan.mapping, loan.nbytes, _TOKEN_NBYTES)
     except SerializationError:
         lender.check_alive()
         raise
     lender.check_alive()  # what was copied while it ended may be anything
+    if token != loan.token:
+        raise ObjectLostError(
+            f"CUDA memory of process {lender.pid} was freed with its object\n"
+            "keep a ref to the object as long as it may be read"
+        )
     return found.untyped_storage()
 
 
@@ -135,30 +166,45 @@ class CudaIpcMemory:
         """Return whether a tensor is CUDA's."""
         return flat.is_cuda
 
-    def lend(self, flat: torch.Tensor) -> Mapping:
-        """Return the IPC handle of the allocation that a tensor lies in, and its place there."""
-        driver = _Driver()
-        with torch.cuda.device(flat.device):
-            torch.cuda.current_stream().synchronize()
-            base = driver.allocation_of(flat.data_ptr())
-            handle = driver.handle_of(base)
-        gpu = str(torch.cuda.get_device_properties(flat.device).uuid)
-        return Mapping(gpu, handle, flat.data_ptr() - base)
+    def allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
+        """Return memory of torch's allocator."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
-    def read(self, mapping: Mapping, nbytes: int) -> torch.Tensor:
-        """Return a copy of lent memory, on the same GPU."""
+    def lend(self, memory: torch.Tensor) -> Mapping:
+        """Return the IPC handle of the allocation that memory lies in, and its place there."""
+        driver = _Driver()
+        with torch.cuda.device(memory.device):
+            torch.cuda.current_stream().synchronize()
+            base = driver.allocation_of(memory.data_ptr())
+            handle = driver.handle_of(base)
+        gpu = str(torch.cuda.get_device_properties(memory.device).uuid)
+        return Mapping(gpu, handle, memory.data_ptr() - base)
+
+    def erase(self, memory: torch.Tensor) -> None:
+        """Write zeros on a stream of their own, so that what is queued on others does not delay them."""
+        stream: torch.cuda.Stream = torch.cuda.Stream(memory.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            memory.zero_()
+        stream.synchronize()
+
+    def read(self, mapping: Mapping, nbytes: int, more: int) -> tuple[torch.Tensor, bytes]:
+        """Return a copy of lent memory, on the same GPU, and what lies behind it afterwards."""
         driver = _Driver()
         device = _device_with(mapping.gpu)
         with torch.cuda.device(device):
             copy = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            behind = torch.empty(more, dtype=torch.uint8, device=device)
+            stream = torch.cuda.current_stream()
+            stream.synchronize()  # a thread that has not called CUDA yet has no context before
             base = driver.open(mapping.handle)
             try:
-                stream = torch.cuda.current_stream()
-                driver.copy(copy.data_ptr(), base + mapping.offset, nbytes, stream.cuda_stream)
+                place = base + mapping.offset
+                driver.copy(copy.data_ptr(), place, nbytes, stream.cuda_stream)
+                driver.copy(behind.data_ptr(), place + nbytes, more, stream.cuda_stream)
                 stream.synchronize()
             finally:
                 driver.close(base)
-        return copy
+        return copy, bytes(behind.tolist())
 
 
 def _device_with(gpu: str) -> torch.device:

@@ -74,9 +74,23 @@ def test_the_lender_reads_its_own_without_a_mapping(monkeypatch: pytest.MonkeyPa
     assert torch.equal(found, sent)
     assert found.data_ptr() != lending.copies[0].data_ptr()
     assert empty.numel() == 0
-    lending.copies.clear()
+    lending.revoke()
     gc.collect()
     with pytest.raises(ObjectLostError, match="was freed with its object"):
+        read(packed)
+
+
+def test_a_loan_that_outlives_its_memory_is_an_error_and_not_what_lies_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        as_another(patch)
+        packed, lending = lent(torch.ones(10))
+    [memory] = lending.copies
+    assert torch.equal(read(packed), torch.ones(10))
+    lending.revoke()
+    memory[:40] = 7  # somebody else's, later
+    with pytest.raises(ObjectLostError, match="keep a ref to the object"):
         read(packed)
 
 
@@ -124,7 +138,7 @@ def test_without_a_driver_the_error_says_so() -> None:
     loan = Loan(
         Lender(pid_namespace(), os.getppid(), start_time(os.getppid())),
         cuda_ipc.Mapping("GPU-0", bytes(64), 0),
-        4096,
+        bytes(16),
         8,
     )
     with pytest.MonkeyPatch.context() as patch:

@@ -14,7 +14,9 @@ from stoker.exceptions import BadRequestError
 from stoker_train.planning import ClusterShape, Link, ModelShape, plan_training
 from stoker_train.planning.adapters import shape_of
 from stoker_train.planning.cluster_records import cluster_of
+from stoker_train.planning.gpu_kinds import kind_of
 from stoker_train.planning.model_shape import transformer
+from stoker_wire.messages.cluster import NodeState
 
 H100 = ClusterShape(2, 8, 80e9, 0.7 * 989e12, host_bytes=1e12)
 
@@ -154,25 +156,129 @@ LLAMA = {
 }  # fmt: skip
 
 
-def test_a_config_of_hugging_face_counts_to_the_last_parameter() -> None:
-    shape = shape_of(SimpleNamespace(**LLAMA, to_dict=dict))
-    assert shape.parameters == 8_030_261_248
-    assert (shape.heads, shape.kv_heads, shape.causal) == (32, 8, True)
+CONFIGS = {
+    # What transformers 5.24 makes of each, on the meta device.
+    "llama": ({}, 8_030_261_248),
+    "qwen2": ({"vocab_size": 151936, "tie_word_embeddings": True}, 7_602_000_000),
+    "gemma": (
+        {
+            "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+            "num_key_value_heads": 16, "head_dim": 256, "intermediate_size": 24576,
+            "vocab_size": 256000, "tie_word_embeddings": True,
+        },
+        8_537_680_896,
+    ),
+    "falcon": (
+        {
+            "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, "vocab_size": 65024,
+            "num_key_value_heads": None, "intermediate_size": None, "tie_word_embeddings": True,
+        },
+        6_921_720_704,
+    ),
+    "gpt2": (
+        {
+            "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024,
+            **dict.fromkeys((
+                "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                "intermediate_size", "max_position_embeddings", "rope_theta", "tie_word_embeddings",
+            )),
+        },
+        124_439_808,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_config_of_hugging_face_counts_its_parameters(family: str) -> None:
+    changes, expected = CONFIGS[family]
+    values = {**LLAMA, **changes, "model_type": family}
+    values = {name: value for name, value in values.items() if value is not None}
+    shape = shape_of(SimpleNamespace(**values, to_dict=dict))
+    assert shape.parameters == pytest.approx(expected, rel=0.01)
+    assert shape.causal
+
+
+def test_a_family_that_is_not_known_is_refused() -> None:
+    t5 = SimpleNamespace(model_type="t5", to_dict=dict, is_encoder_decoder=True)
+    with pytest.raises(TypeError, match="model is a t5"):
+        plan_training(t5, cluster=H100, batch=16, seq_len=512)
 
 
 def test_any_module_has_a_shape_and_is_not_cut_inside() -> None:
     torch = pytest.importorskip("torch", reason="needs torch (the `train` extra)")
-    blocks = [
-        torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
-    ]
-    model = torch.nn.ModuleDict(
-        {"in": torch.nn.Linear(8, 64), "body": torch.nn.ModuleList(blocks * 1)}
-    )
+
+    def block() -> Any:
+        return torch.nn.Sequential(
+            torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)
+        )
+
+    halves = [torch.nn.ModuleList([block() for _ in range(3)]) for _ in range(2)]
+    model = torch.nn.ModuleDict({"in": torch.nn.Linear(8, 64), "a": halves[0], "b": halves[1]})
     shape = shape_of(model)
+    assert len(shape.layers) == 6, "an encoder's, then a decoder's"
     assert shape.parameters == sum(p.numel() for p in model.parameters())
     found = plan_training(shape, cluster=H100, batch=16, seq_len=1, limit=100)
     assert {plan.strategy.tensor for plan in found.plans} == {1}
     assert "tensor parallelism" in {one.constraint for one in found.refusals}
+
+    flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    assert plan_training(flat, cluster=H100, batch=16, seq_len=1, gpus=2).plans
+    images = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 3))
+    with pytest.raises(TypeError, match="Sequential has convolutions"):
+        plan_training(images, cluster=H100, batch=16, seq_len=1)
+
+
+def test_host_memory_is_of_the_gpus_that_are_used() -> None:
+    shape = gpt(layers=32, hidden=4096, heads=32)
+    cluster = ClusterShape(1, 8, 80e9, 7e14, host_bytes=200e9)
+    assert plan_training(
+        shape, cluster=cluster, batch=4, seq_len=1024, gpus=1
+    ).best.strategy.offload
+
+
+def test_a_cut_leaves_room_for_what_is_whole_for_a_moment() -> None:
+    """Each plan fits; and one that only an uneven cut makes fit is found."""
+    shape = gpt(layers=32, hidden=4096, heads=32)
+    sizes = {}
+    for gigabytes in (26, 28, 30, 32, 34):
+        tight = ClusterShape(1, 8, gigabytes * 1e9, 7e14, reserved_bytes=0.0)
+        found = plan_training(shape, cluster=tight, batch=64, seq_len=4096, limit=1000)
+        assert all(plan.memory.total <= tight.usable_bytes for plan in found.plans)
+        sizes[gigabytes] = len(found.plans)
+    assert list(sizes.values()) == sorted(sizes.values()), f"more memory, fewer plans: {sizes}"
+
+
+def test_groups_that_straddle_nodes_have_the_network() -> None:
+    cluster = ClusterShape(3, 8, 80e9, 7e14)
+    assert cluster.link_of(4, 2) == cluster.inside
+    assert cluster.link_of(3, 2).bytes_per_s < cluster.inside.bytes_per_s
+    assert cluster.link_of(2, 8) == Link(cluster.between.bytes_per_s / 8, cluster.between.latency_s)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA T400", None),
+        ("NVIDIA L40", None),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+    ],
+)
+def test_kinds_are_known_by_their_words(name: str, kind: str | None) -> None:
+    found = kind_of(name)
+    assert (found.name if found else None) == kind
+
+
+def test_fp32_is_slower_by_more_than_its_bytes() -> None:
+    wide, narrow = (
+        plan_training(gpt(), cluster=H100, batch=64, seq_len=2048, dtype=dtype).best.time.total_s
+        for dtype in ("fp32", "bf16")
+    )
+    assert wide > 8 * narrow
 
 
 def device(index: int, name: str = "NVIDIA H100 80GB HBM3", **changes: Any) -> dict[str, Any]:
@@ -181,19 +287,19 @@ def device(index: int, name: str = "NVIDIA H100 80GB HBM3", **changes: Any) -> d
 
 
 def test_the_largest_equal_part_of_a_cluster_is_planned_for() -> None:
-    whole = [{"state": "alive", "devices": [device(i) for i in range(4)]} for _ in range(3)]
+    whole = [{"state": NodeState.ALIVE, "devices": [device(i) for i in range(4)]} for _ in range(3)]
     broken = {
         "state": "alive",
         "devices": [device(i, quarantine="ecc" if i else "") for i in range(4)],
     }
-    others = {"state": "alive", "devices": [device(i, "Tesla T4") for i in range(8)]}
-    dead = {"state": "dead", "devices": [device(i) for i in range(4)]}
+    others = {"state": NodeState.ALIVE, "devices": [device(i, "Tesla T4") for i in range(8)]}
+    dead = {"state": NodeState.DEAD, "devices": [device(i) for i in range(4)]}
     found = cluster_of([*whole, broken, others, dead], between=Link(5e9))
     assert (found.nodes, found.gpus_per_node, found.memory_bytes) == (3, 4, 85e9)
     assert found.inside.bytes_per_s > 100e9
     assert found.between.bytes_per_s == 5e9
     with pytest.raises(ValueError, match="no GPU of a known kind; its GPUs are Voodoo 2"):
-        cluster_of([{"state": "alive", "devices": [device(0, "Voodoo 2")]}])
+        cluster_of([{"state": NodeState.ALIVE, "devices": [device(0, "Voodoo 2")]}])
 
 
 def test_the_command_shows_plans_and_what_binds(tmp_path: Any) -> None:
@@ -203,6 +309,8 @@ def test_the_command_shows_plans_and_what_binds(tmp_path: Any) -> None:
     shown = CliRunner().invoke(train, [*common, "--json"])
     assert shown.exit_code == 0, shown.output
     assert json.loads(shown.stdout)["plans"][0]["strategy"]["data"] >= 1
+    with pytest.raises(BadRequestError, match=r"nothing\.json cannot be read"):
+        CliRunner().invoke(train, ["plan", "nothing.json", *common[2:]], catch_exceptions=False)
     shown = CliRunner().invoke(train, [*common, "--gpus-per-node", "1"])
     assert shown.exit_code == 1
     assert "no plan fits" in shown.output
