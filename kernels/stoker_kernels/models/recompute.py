@@ -3,7 +3,9 @@
 Called by the models for each layer. ``selective`` follows Korthikanti et al. (arXiv 2205.05198): what costs
 few operations for the memory it fills is computed again (norms, activations, rotary positions, dropout, and
 the scores of attention that holds them), what costs many is kept: matrix products and flash attention's
-output. Flash attention's kernels compute the scores again by themselves, in every mode.
+output. Flash attention's kernels compute the scores again by themselves, in every mode. PyTorch's attention
+is computed again where it drops: it draws its mask from the random state, which the dropouts after it must
+find as it was.
 """
 
 from __future__ import annotations
@@ -37,9 +39,25 @@ KEPT = frozenset(
 
 
 def keep_costly(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Decide for one op, as torch's selective checkpointing asks: keep it if it is in ``KEPT``."""
-    name = op.name().partition(".")[0] if isinstance(op, torch._ops.OpOverload) else ""
-    return CheckpointPolicy.MUST_SAVE if name in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    """Decide for one op, as torch's selective checkpointing asks: keep it if in ``KEPT`` and not random."""
+    if (
+        isinstance(op, torch._ops.OpOverload)
+        and op.name().partition(".")[0] in KEPT
+        and not _drops(op, args, kwargs)
+    ):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _drops(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether an op draws a dropout mask from the random state; ours are given a seed."""
+    if op.namespace == "stoker":
+        return False
+    for place, argument in enumerate(op._schema.arguments):
+        if argument.name == "dropout_p":
+            by_name = kwargs.get(argument.name, argument.default_value)
+            return bool(args[place] if place < len(args) else by_name)
+    return False
 
 
 def run_layer(layer: nn.Module, *inputs: Any, recompute: Recompute, random: bool) -> Any:

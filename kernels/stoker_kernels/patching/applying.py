@@ -19,7 +19,7 @@ from stoker_kernels.patching.swapping import mixin_of, restore, swap
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_ATTENTION = "_stoker_config"  # on a module: the config of before
+_ATTENTION = "_stoker_config"  # on a module: the config of before, and what ours had at first
 
 
 def apply(
@@ -34,20 +34,27 @@ def apply(
     Known are Hugging Face's Llama, Mistral, Mixtral, Qwen2, Qwen3, Gemma 2, GPT-2, GPT-NeoX, Falcon, BERT
     and T5, and ``nn.LayerNorm``, ``nn.RMSNorm``, ``nn.CrossEntropyLoss`` and ``nn.Sequential(Linear, GELU)``
     of any model. Parameters, buffers, hooks and all names stay, so optimizers, checkpoints, adapters, DDP
-    and FSDP2 work as before; call it before ``fully_shard`` and ``torch.compile``. A second call changes
-    nothing. ``only`` and ``skip`` name kernels (``"attention"``) or modules (``"model.layers.0.*"``). A
-    module that is not exactly what is known stays and is in the result's ``left``, with the reason.
+    and FSDP2 work as before; call it before ``fully_shard`` and ``torch.compile``. ``only`` and ``skip`` name
+    kernels (``"attention"``) or modules (``"model.layers.0.*"``). A second call changes nothing, and may not
+    choose: ``undo()`` the first one for that. A module that is not exactly what is known stays and is in
+    the result's ``left``, with the reason.
 
     In training with labels a causal language model makes no logits, which raises where they are read;
     ``skip={"linear_cross_entropy"}`` makes them.
 
-    Raises ``ValueError`` for an entry of ``only`` or ``skip`` that names nothing, and with ``strict`` for
-    every module that was wanted and is left: the model is then unchanged.
+    Raises ``ValueError`` for an entry of ``only`` or ``skip`` that names nothing, for a choice on a model
+    that has our kernels already, and with ``strict`` for every module that was wanted and is left: the
+    model is then unchanged.
     """
     names = {
         name: module for name, module in model.named_modules() if not _within_parametrized(name)
     }
     selection = Selection(only, skip, list(names))
+    if (only is not None or skip is not None or strict) and any(map(_has_ours, names.values())):
+        raise ValueError(
+            "apply: the model has the kernels of an earlier call\n"
+            "undo() that one before you choose with only, skip or strict"
+        )
     applied, refused = Applied(), []
     attending: list[tuple[str, Any]] = []
     for name, module in names.items():
@@ -63,6 +70,10 @@ def apply(
             "leave strict out, or skip them by name"
         )
     return applied
+
+
+def _has_ours(module: nn.Module) -> bool:
+    return mixin_of(module) is not None or _state_of(module) is not None
 
 
 def _within_parametrized(name: str) -> bool:
@@ -169,17 +180,24 @@ def _switch(model: nn.Module, config: Any) -> Any:
     if config._attn_implementation != NAME:
         ours = copy.copy(config)
         ours.__dict__["_attn_implementation_internal"] = NAME
+        given = config, dict(ours.__dict__)
         for module in holders:
             module.__dict__["config"] = ours
-            module.__dict__[_ATTENTION] = config
+            module.__dict__[_ATTENTION] = given
     return partial(_switch_back, holders)
 
 
 def _switch_back(holders: list[nn.Module]) -> None:
+    """Give the modules the config of before, with what has been set in ours since (a vocabulary's size)."""
     for module in holders:
-        before = module.__dict__.pop(_ATTENTION, None)
-        if before is not None:
-            module.__dict__["config"] = before
+        given = module.__dict__.pop(_ATTENTION, None)
+        if given is None:
+            continue
+        before, known = given
+        for name, value in module.__dict__["config"].__dict__.items():
+            if name not in known or known[name] is not value:
+                before.__dict__[name] = value
+        module.__dict__["config"] = before
 
 
 def _apply_loss(

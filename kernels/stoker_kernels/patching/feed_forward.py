@@ -76,7 +76,9 @@ class T5GLUForward:
         act = activation_of(self.act)
         if not act:
             return super().forward(hidden_states)  # type: ignore[misc]
-        y = self.dropout(gated(self.wi_0(hidden_states), self.wi_1(hidden_states), act))
+        gate, up = self.wi_0(hidden_states), self.wi_1(hidden_states)
+        same = gate.dtype == up.dtype
+        y = self.dropout(gated(gate, up, act) if same else self.act(gate) * up)
         weight = self.wo.weight
         if isinstance(weight, torch.Tensor) and weight.dtype not in (y.dtype, torch.int8):
             y = y.to(weight.dtype)

@@ -58,9 +58,10 @@ class LayerNormForward:
 
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         """Map x (..., C) -> (..., C)."""
-        if not same_dtype(input, self.weight):
+        bias = self.bias
+        if not same_dtype(input, self.weight) or not (bias is None or same_dtype(input, bias)):
             return super().forward(input)  # type: ignore[misc]
-        return layer_norm(input, self.weight, self.bias, eps=self.eps)
+        return layer_norm(input, self.weight, bias, eps=self.eps)
 
 
 def why_not_norm(module: Any) -> str:

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 
-from stoker_kernels.models import T5
+from stoker_kernels.models import T5, recompute
 from tests.kernels._training import STYLES, batch_of, build, loss_of
 from tests.kernels.models.test_falcon_t5 import T5S
 
@@ -38,6 +41,24 @@ class Watch(TorchDispatchMode):
 
     def living_nbytes(self) -> int:
         return sum(nbytes for reference, nbytes in self.made.values() if not reference.expired())
+
+
+@torch.library.custom_op("stoker_test::attention", mutates_args=())
+def fused_attention(x: torch.Tensor, dropout_p: float) -> torch.Tensor:
+    """Stand in for PyTorch's fused attention on a GPU: it draws its mask by itself, below autograd."""
+    return F.dropout(x, dropout_p).clone()
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[0], output)
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+    x, y = ctx.saved_tensors
+    return dy * y / x, None
+
+
+fused_attention.register_autograd(_backward, setup_context=_save)
 
 
 def step(name: str, checkpoint: Any, ops: str) -> tuple[int, Counter[str]]:
@@ -87,3 +108,64 @@ def test_scores_that_are_held_are_computed_again() -> None:
     assert some["aten::_softmax"] + some["aten::_safe_softmax"] > 0
     assert plain["aten::_softmax"] + plain["aten::_safe_softmax"] == 0
     assert some["aten::mm"] == plain["aten::mm"]
+
+
+class DropsTwice(nn.Module):
+    """Attention and a dropout after it; it draws numbers in both."""
+
+    def __init__(self, dropout_p: float) -> None:
+        super().__init__()
+        self.dropout_p = dropout_p
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(fused_attention(x, self.dropout_p), 0.5).sin()
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_attention_that_draws_is_run_again(
+    dropout_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the dropouts after it would draw other masks in the backward pass."""
+    monkeypatch.setattr(recompute, "KEPT", recompute.KEPT | {"stoker_test::attention"})
+    x = torch.rand(400) + 1
+    gradients = []
+    for how in (False, "selective"):
+        leaf = x.clone().requires_grad_()
+        torch.manual_seed(5)
+        out = recompute.run_layer(DropsTwice(dropout_p), leaf, recompute=how, random=True)
+        with Watch() as backward:
+            out.sum().backward()
+        assert leaf.grad is not None
+        gradients.append(leaf.grad)
+        again = how == "selective" and dropout_p > 0
+        assert backward.ops["stoker_test::attention"] == again
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize(
+    ("kind", "between"),
+    [("flash", ()), ("flash_for_cpu", ()), ("efficient", (None, True)), ("cudnn", (None, True))],
+)
+def test_each_attention_of_pytorch_is_kept_unless_it_drops(
+    kind: str, between: tuple[Any, ...]
+) -> None:
+    first, _, rest = kind.partition("_")
+    name = f"_scaled_dot_product_{first}_attention" + (f"_{rest}" if rest else "")
+    op, before = getattr(torch.ops.aten, name).default, (None,) * 3 + between
+    keep, drop = (
+        [
+            recompute.keep_costly(None, op, *before, p, False),
+            recompute.keep_costly(None, op, *before, dropout_p=p),
+        ]
+        for p in (0.0, 0.1)
+    )
+    assert keep == [CheckpointPolicy.MUST_SAVE] * 2
+    assert recompute.keep_costly(None, op, *before) == CheckpointPolicy.MUST_SAVE
+    assert drop == [CheckpointPolicy.PREFER_RECOMPUTE] * 2
+
+
+def test_our_attention_is_kept_where_it_drops() -> None:
+    """Its seed is an input, so running it again or not leaves the random state alone."""
+    op = torch.ops.stoker.attention_fwd.default
+    kept = recompute.keep_costly(None, op, *(None,) * 3, 1.0, True, 0.1)
+    assert kept == CheckpointPolicy.MUST_SAVE

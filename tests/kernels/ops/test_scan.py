@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels.ops.scan import prefix_sum, radix_sort
+from stoker_kernels.ops.scan import prefix_sum, radix_sort, reference
 from stoker_kernels.ops.scan.autograd import SORTED
 from tests.kernels._numerics import poison_empty
 
@@ -46,6 +46,22 @@ def test_many_tiles_are_joined_in_steps(interpreter: None, monkeypatch: pytest.M
     for reverse in (False, True):
         wanted = x.flip(-1).cumsum(-1).flip(-1) if reverse else x.cumsum(-1)
         assert torch.equal(prefix_sum(x, reverse=reverse), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # inf - inf
+@pytest.mark.parametrize("reverse", [False, True])
+def test_what_is_not_finite_reaches_later_sums_alone(interpreter: None, reverse: bool) -> None:
+    """Over three tiles; where it lies in the first that is summed, in the last, or in both."""
+    inf, nan = float("inf"), float("nan")
+    x = torch.ones(6, 5000)
+    for row, places in enumerate(({1500: inf}, {1500: nan}, {4500: -inf}, {4500: nan})):
+        for place, value in places.items():
+            x[row, place] = value
+    x[4, 1500], x[4, 4500] = inf, -inf
+    wanted = reference.prefix_sum(x, reverse)
+    torch.testing.assert_close(
+        prefix_sum(x, reverse=reverse), wanted, rtol=0, atol=0, equal_nan=True
+    )
 
 
 def test_gradients() -> None:

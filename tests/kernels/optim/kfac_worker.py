@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,24 @@ def model_of() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+class PartlyCalled(nn.Module):
+    """A net that uses ``loose.weight`` without calling ``loose``, and so ``last`` every other time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.loose, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.passes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x))
+        x = torch.tanh(nn.functional.linear(x, self.loose.weight, self.loose.bias))
+        self.passes += 1
+        if self.passes % 2:
+            return cast("torch.Tensor", self.last(x))
+        return nn.functional.linear(x, self.last.weight, self.last.bias)
+
+
 def train(model: nn.Module, optimizer: KFAC, part: slice) -> None:
     for step in range(STEPS):
         x, y = batch_of(step)
@@ -48,7 +67,7 @@ def main() -> None:
         "gloo", init_method=f"file://{meet}", rank=rank, world_size=workers,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
-    model = DistributedDataParallel(model_of())
+    model = DistributedDataParallel(PartlyCalled())
     optimizer = KFAC(model.module, lr=0.1, inverse_every=1)
     share = BATCH // workers
     train(model, optimizer, slice(rank * share, (rank + 1) * share))

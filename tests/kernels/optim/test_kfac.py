@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from stoker_kernels.optim import KFAC
-from tests.kernels.optim.kfac_worker import BATCH, model_of, train
+from tests.kernels.optim.kfac_worker import BATCH, PartlyCalled, model_of, train
 
 WORKER = Path(__file__).with_name("kfac_worker.py")
 DAMPING = 0.03
@@ -122,6 +122,25 @@ def test_a_convolution_sums_over_places() -> None:
     own = optimizer.factors["0"]
     torch.testing.assert_close(own.a, a)
     torch.testing.assert_close(own.g, rows @ rows.T / (4 * places))
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_one_case_without_a_batch_dimension_is_a_batch_of_one(kind: str, by_name: bool) -> None:
+    if kind == "linear":
+        model, x = nn.Linear(4, 3), torch.randn(4)
+    else:
+        model, x = nn.Conv2d(2, 3, 2), torch.randn(2, 4, 5)
+    found = []
+    for given in (x[None], x):
+        optimizer = KFAC(model)
+        y = model(input=given) if by_name else model(given)
+        y.square().sum().backward()
+        estimate = optimizer.factors[""].take_gathered()
+        assert estimate is not None
+        found.append(estimate)
+        optimizer.remove()
+    torch.testing.assert_close(*found)
 
 
 def test_averages_and_intervals() -> None:
@@ -249,8 +268,10 @@ def test_two_processes_step_as_one(tmp_path: Path) -> None:
             process.kill()
             process.wait()
     first, second = (torch.load(out, weights_only=True) for out in outs)
-    model = model_of()
-    train(model, KFAC(model, lr=0.1, inverse_every=1), slice(0, BATCH))
+    model = PartlyCalled()
+    optimizer = KFAC(model, lr=0.1, inverse_every=1)
+    train(model, optimizer, slice(0, BATCH))
+    assert optimizer.factors["loose"].a is None
     for a, b, alone in zip(first, second, model.parameters(), strict=True):
         assert torch.equal(a, b)
         torch.testing.assert_close(a, alone.detach(), rtol=1e-4, atol=1e-5)

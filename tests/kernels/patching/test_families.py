@@ -82,6 +82,20 @@ def _picture(model: torch.nn.Module) -> list[Any]:
     ]  # fmt: skip
 
 
+def test_what_was_set_in_the_config_since_stays_after_undo() -> None:
+    model = build("llama")
+    given = model.config
+    applied = apply(model)
+    model.resize_token_embeddings(128)
+    model.config.use_cache = False
+    with pytest.raises(ValueError, match="the kernels of an earlier call"):
+        apply(model, skip={"linear_cross_entropy"})
+    applied.undo()
+    assert model.config is given
+    assert (given.vocab_size, given.use_cache) == (128, False)
+    assert given._attn_implementation != "stoker"
+
+
 def test_the_guide_says_what_is_replaced() -> None:
     page = Path(__file__).parents[3] / "docs/how-to/kernels-for-your-model.md"
     rows = re.findall(

@@ -29,7 +29,7 @@ _KEYS = {
 
 
 class _Family(NamedTuple):
-    """What a family of Hugging Face's models has that its configs do not say."""
+    """Facts of a family of Hugging Face's models that its configs do not say."""
 
     gated: bool
     tied: bool

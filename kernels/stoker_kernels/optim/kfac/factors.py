@@ -59,8 +59,8 @@ class Factors:
 
     @torch.no_grad()
     def gather_inputs(self, x: torch.Tensor) -> None:
-        """Add what a forward pass gives to A: x is the layer's input."""
-        wide = x.detach().to(self.dtype)
+        """Add what a forward pass gives to A: x is the layer's input, of a batch or of one case."""
+        wide = self._batched(x)
         if isinstance(self.module, nn.Conv2d):
             m = self.module
             cases = len(wide)
@@ -68,7 +68,7 @@ class Factors:
             patches = F.unfold(wide, m.kernel_size, m.dilation, m.padding, m.stride)  # (N, I, T)
             rows = patches.transpose(1, 2).flatten(0, 1)
         else:
-            rows = wide.flatten(0, -2)  # (N, I)
+            rows = wide  # (N, I)
             cases = len(rows)
         if self.module.bias is not None:
             rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
@@ -77,16 +77,23 @@ class Factors:
     @torch.no_grad()
     def gather_output_gradient(self, dy: torch.Tensor) -> None:
         """Add what a backward pass gives to G: dy is the gradient of a loss that is the mean over cases."""
-        wide = dy.detach().to(self.dtype)
+        wide = self._batched(dy)
         places = 1
         if isinstance(self.module, nn.Conv2d):
             places = wide.shape[2] * wide.shape[3]
             cases = len(wide)
             rows = wide.flatten(2).transpose(1, 2).flatten(0, 1)  # (N T, O)
         else:
-            rows = wide.flatten(0, -2)
+            rows = wide
             cases = len(rows)
         self._add(1, rows.mT @ rows * (cases / max(places, 1)))
+
+    def _batched(self, x: torch.Tensor) -> torch.Tensor:
+        """Return an input or an output's gradient as (N, I), or (N, C, H, W) of a convolution, N cases."""
+        wide = x.detach().to(self.dtype)
+        if isinstance(self.module, nn.Conv2d):
+            return wide[None] if wide.ndim == 3 else wide
+        return wide[None] if wide.ndim == 1 else wide.flatten(0, -2)
 
     def _add(self, which: int, estimate: torch.Tensor) -> None:
         before = self._gathered[which]

@@ -84,7 +84,8 @@ class KFAC(SGD):
         for name, module in model.named_modules():
             if isinstance(module, nn.Linear | nn.Conv2d) and takes(module, largest):
                 factors = self.factors[name] = Factors(module)
-                self._handles.append(module.register_forward_hook(self._watch(factors)))
+                hook = module.register_forward_hook(self._watch(factors), with_kwargs=True)
+                self._handles.append(hook)
 
     def remove(self) -> None:
         """Take the hooks off the model."""
@@ -94,10 +95,15 @@ class KFAC(SGD):
 
     def _watch(self, factors: Factors) -> Callable[..., None]:
         @_disable_dynamo
-        def hook(module: nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        def hook(
+            module: nn.Module,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+            output: torch.Tensor,
+        ) -> None:
             due = self.steps % self.factor_every == 0
             if due and module.training and output.requires_grad:
-                factors.gather_inputs(inputs[0])
+                factors.gather_inputs((*args, *kwargs.values())[0])
                 output.register_hook(factors.gather_output_gradient)
 
         return hook
@@ -138,7 +144,10 @@ class KFAC(SGD):
     def _average(
         self, found: dict[str, tuple[torch.Tensor, torch.Tensor] | None], many: int
     ) -> None:
-        """Replace what each process found by the mean over those that found something, in one sum."""
+        """Replace what each process found by the mean over those that found something, in one sum.
+
+        It stays None where no process used the layer.
+        """
         parts: list[torch.Tensor] = []
         for name, estimate in found.items():
             own = self.factors[name]
@@ -151,15 +160,15 @@ class KFAC(SGD):
             return
         flat = torch.cat(parts)
         torch.distributed.all_reduce(flat, group=self.process_group)
-        place = 0
-        for name in found:
-            a, g = self.factors[name].sizes
-            total = a * a + g * g
-            sums, count = flat[place : place + total], flat[place + total]
-            place += total + 1
-            mean = (sums / count.clamp(min=1.0)).to(self.factors[name].dtype)
-            # A layer that no process used has zeros, and no gradient to multiply.
-            found[name] = (mean[: a * a].view(a, a), mean[a * a :].view(g, g))
+        sizes = [own.sizes for own in self.factors.values()]
+        sums = flat.split([part for a, g in sizes for part in (a * a, g * g, 1)])
+        counts = torch.cat(sums[2::3]).tolist()  # one wait for the GPU
+        for (name, own), (a, g), a_sum, g_sum, count in zip(
+            self.factors.items(), sizes, sums[::3], sums[1::3], counts, strict=True
+        ):
+            if count:
+                a_mean, g_mean = (part.to(own.dtype) / count for part in (a_sum, g_sum))
+                found[name] = (a_mean.view(a, a), g_mean.view(g, g))
 
     def _precondition(self) -> None:
         products = [own.precondition(self.damping) for own in self.factors.values()]

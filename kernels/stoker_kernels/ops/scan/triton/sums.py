@@ -39,7 +39,7 @@ def scan_join_kernel(sums_ptr, before_ptr, tiles, REVERSE: tl.constexpr, JOINED:
     """Write for each tile of this program's row the sum of all tiles before it."""
     base = tl.program_id(0).to(tl.int64) * tiles
     place = tl.arange(0, JOINED)
-    total = tl.load(sums_ptr + base) * 0
+    total = tl.zeros([], dtype=sums_ptr.dtype.element_ty)
     edge = tiles - 1 if REVERSE else 0
     tl.store(before_ptr + base + edge, total)
     for step in range(tl.cdiv(tiles, JOINED)):
