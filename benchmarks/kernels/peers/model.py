@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+if TYPE_CHECKING:
+    from stoker_kernels.ops.attention import BlockMask, RelativeBias
 
 Functions = dict[str, Callable[..., Any]]
 
@@ -161,6 +164,55 @@ def attention_scored(
     return p @ v
 
 
+def attention_added(q: Tensor, k: Tensor, v: Tensor, added: Tensor, scale: float | None) -> Tensor:
+    """Attend with a matrix that is added to the scores, in torch's own kernel for such."""
+    length = q.shape[1]
+    later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+    mask = added.to(q.dtype).masked_fill(later, float("-inf"))
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(
+        q, k, v, mask.expand(q.shape[0], q.shape[1], -1, -1), scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
+
+
+def attention_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return attention_added(q, k, v, bias, None)
+
+
+def attention_relative(
+    q: Tensor, k: Tensor, v: Tensor, relative_bias: RelativeBias, scale: float
+) -> Tensor:
+    """Make T5's bias of all pairs, as transformers does."""
+    row = torch.arange(q.shape[1], device=q.device)
+    most = relative_bias.max_distance
+    assert relative_bias.buckets is not None
+    bucket = relative_bias.buckets[(row - row[:, None]).clamp(-most, most) + most]
+    return attention_added(q, k, v, relative_bias.table[bucket].permute(2, 0, 1)[None], scale)
+
+
+def attention_blocks(q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask) -> Tensor:
+    """Attend under the mask of all pairs that the lists of blocks stand for."""
+    rows, columns = block_mask.block_size
+    counts, lists = block_mask.kv_num_blocks, block_mask.kv_indices
+    listed = torch.arange(lists.shape[-1], device=q.device) < counts[..., None]
+    blocks = torch.zeros_like(lists, dtype=torch.float32).scatter_add_(
+        -1, lists.long(), listed.float()
+    )
+    length = q.shape[1]
+    dense = blocks.repeat_interleave(rows, -2).repeat_interleave(columns, -1)
+    hidden = torch.zeros_like(dense).masked_fill(dense == 0, float("-inf"))
+    return attention_added(q, k, v, hidden[..., :length, :length], None)
+
+
+def prefix_sum(x: Tensor) -> Tensor:
+    return x.cumsum(-1)
+
+
+def radix_sort(x: Tensor) -> Tensor:
+    return x.sort(dim=-1, stable=True).values
+
+
 def attention_varlen(
     q: Tensor,
     k: Tensor,
@@ -200,6 +252,11 @@ PEERS: dict[str, Functions] = {
     "cross_entropy_smoothed": {"eager": smoothed},
     "attention_window": {"eager": partial(attention_scored, softcap=50.0)},
     "attention_alibi": {"eager": attention_scored},
+    "attention_bias": {"eager": attention_bias},
+    "attention_relative": {"eager": attention_relative},
+    "attention_blocks": {"eager": attention_blocks},
+    "prefix_sum": {"eager": prefix_sum},
+    "radix_sort": {"eager": radix_sort},
     "linear_cross_entropy": {"eager": linear_cross_entropy},
     "linear_cross_entropy_none": {"eager": linear_cross_entropy_none},
 }

@@ -245,7 +245,7 @@ def round_stochastically(p: torch.Tensor, seed: int, step: torch.Tensor) -> torc
     """
     octets = -(-p.numel() // 8)
     counter = torch.arange(octets, device=p.device) + (step.to(torch.int64) << STEP_BIT)
-    words = philox4x32(seed, counter)  # (octets, 4) of 32 bits
+    words = philox4x32(seed, counter, rounds=10)  # (octets, 4) of 32 bits, as Triton's own
     noise = torch.stack([words & 0xFFFF, words >> 16], -1).flatten().to(torch.int32)
     rounded = (p.view(torch.int32) + noise.as_strided(p.shape, p.stride())) & -0x10000
     return torch.where(p.isnan(), p, rounded.view(torch.float32))

@@ -30,11 +30,15 @@ RESTART_S = 30.0
 
 
 def candidate_of(
-    job: Job, state: ElasticState, filters: tuple[NodeFilter, ...], now_s: float
+    job: Job,
+    state: ElasticState,
+    filters: tuple[NodeFilter, ...],
+    now_s: float,
+    returned: frozenset[str] = frozenset(),
 ) -> Candidate:
     """Return a job as a round sees it: with what it is offered, if it has not answered yet.
 
-    ``filters`` are the node filters of its queue.
+    ``filters`` are the node filters of its queue, ``returned`` the nodes on which it gave places back.
     """
     scaling, replicas = state.scaling, state.replicas
     if state.offer is not None:
@@ -53,6 +57,7 @@ def candidate_of(
         hints=hints_of(state.hints, limits),
         account=Account(GCS_OWNER, job.job_id, job.user, job.queue),
         requirements=requirements_of_replica(scaling, filters),
+        returned=returned,
     )
 
 

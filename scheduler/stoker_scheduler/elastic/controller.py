@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.dry_run.fork import size_of
 from stoker_scheduler.core.elastic import generations as gen
-from stoker_scheduler.elastic.directory import bundle_of, new_group_id
+from stoker_scheduler.core.elastic.targets import Targets
+from stoker_scheduler.elastic.directory import bundle_of, new_group_id, places_of
 from stoker_scheduler.elastic.plans import Cluster, filters_of, plan_round
 from stoker_wire.errors import ConflictError, NotFoundError, StokerError
 from stoker_wire.messages.elastic import (
@@ -86,7 +87,7 @@ class ElasticController:
         self._engine = engine
         self._interval_s = interval_s
         self._least_s = least_s
-        self._targets: dict[str, Allocation] = {}
+        self._targets = Targets()
         self._seen: Seen | None = None
         self._waited: frozenset[str] = frozenset()
         """The requests of other work that waited at the last look."""
@@ -170,9 +171,9 @@ class ElasticController:
                 ROUND_S,
             )
             return
-        self._targets = dict(self.last.targets)
-        paused = self._paused_until_s
-        self._paused_until_s = {name: paused[name] for name in paused if name in self._targets}
+        self._targets.decide(self.last.targets)
+        targets, paused = self._targets.by_job, self._paused_until_s
+        self._paused_until_s = {name: paused[name] for name in paused if name in targets}
         for one in self.last.pools:
             if one.error:
                 _log.error("the elastic policy of queue %s failed: %s", one.pool.queue, one.error)
@@ -193,12 +194,12 @@ class ElasticController:
         free = Free.of(self._engine.state)
         for shape, job_ids in by_shape.items():
             targets = {
-                job_id: self._targets[job_id]
+                job_id: self._targets.by_job[job_id]
                 for job_id in job_ids
-                if job_id in self._targets and now_s >= self._paused_until_s.get(job_id, 0.0)
+                if job_id in self._targets.by_job and now_s >= self._paused_until_s.get(job_id, 0.0)
             }
             rooms = free.rooms(shape)
-            standings = self.directory.standings(job_ids)
+            standings = list(map(self._targets.seen, self.directory.standings(job_ids)))
             orders = gen.settle(standings, targets, rooms, now_s)
             for order in orders:
                 if isinstance(order, gen.Reserve):
@@ -296,7 +297,11 @@ class ElasticController:
             returned=isinstance(order, gen.TakeBack),
             reason=reason,
         )
-        await self._change(order.job_id, "withdraw", body)
+        state = await self._change(order.job_id, "withdraw", body)
+        if isinstance(order, gen.TakeBack):
+            self._targets.took_back(order.job_id, places_of(state.replicas))
+            nodes = {place.node_id for place in order.places}
+            self.directory.note_returned(order.job_id, nodes, self._engine.now())
 
     async def _change(
         self, job_id: str, what: str, body: MakeOffer | WithdrawReplicas

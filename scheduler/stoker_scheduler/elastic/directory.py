@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from stoker_wire.messages.elastic import ElasticState, Replica, Scaling
 
 _GROUP = "pg_elastic."
+AWAY_S = 1800.0
+"""For how long a job is not moved back, without more replicas, to a node on which it gave a place back."""
 
 
 def new_group_id() -> str:
@@ -60,6 +62,8 @@ class ElasticDirectory:
 
     jobs: dict[str, Job] = field(default_factory=dict)
     groups: dict[str, PlacementGroup] = field(default_factory=dict)
+    _returned_at_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    """When a job last gave a place on a node back, by (job, node)."""
 
     def put_job(self, job: Job) -> None:
         """Add or update a job; an older state than is known of it is let pass."""
@@ -78,6 +82,20 @@ class ElasticDirectory:
     def drop_job(self, job_id: str) -> None:
         """Remove a job that has ended."""
         self.jobs.pop(job_id, None)
+
+    def note_returned(self, job_id: str, nodes: Iterable[str], at_s: float) -> None:
+        """Note that a job gave places on these nodes back; ``at_s`` in seconds since 1970."""
+        since_s, known = at_s - AWAY_S, self._returned_at_s
+        self._returned_at_s = {one: known[one] for one in known if known[one] > since_s}
+        self._returned_at_s |= {(job_id, node_id): at_s for node_id in nodes}
+
+    def returned(self, job_id: str, now_s: float) -> frozenset[str]:
+        """Return the nodes on which a job gave places back within ``AWAY_S``."""
+        return frozenset(
+            node_id
+            for (name, node_id), at_s in self._returned_at_s.items()
+            if name == job_id and now_s - at_s < AWAY_S
+        )
 
     def put_group(self, group: PlacementGroup) -> None:
         """Add or update a placement group, if it is of replicas; remove one that has ended."""

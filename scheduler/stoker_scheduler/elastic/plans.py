@@ -46,11 +46,14 @@ async def plan_round(cluster: Cluster, policies: dict[str, ElasticPolicy] | None
     from stoker_scheduler.elastic.policies import make
 
     now_s, known = cluster.now(), {} if policies is None else policies
+    elastic = cluster.elastic
     candidates = [
-        candidate_of(job, state, filters_of(cluster, job), now_s)
-        for job, state in cluster.elastic.running()
+        candidate_of(
+            job, state, filters_of(cluster, job), now_s, elastic.returned(job.job_id, now_s)
+        )
+        for job, state in elastic.running()
     ]
-    groups, twin = tuple(cluster.elastic.groups), fork(cluster.state)
+    groups, twin = tuple(elastic.groups), fork(cluster.state)
 
     def policy_of(queue: str) -> ElasticPolicy:
         if queue not in known:

@@ -84,7 +84,11 @@ def init_process_group(
         backend = "nccl" if torch.cuda.is_available() else "gloo"
     limit = timedelta(seconds=timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
-    rendezvous.close(store)
+    try:
+        rendezvous.close(store)
+    except BaseException:
+        dist.destroy_process_group()  # else no other attempt could be made
+        raise
 
 
 def destroy_process_group() -> None:

@@ -81,7 +81,9 @@ def test_a_ledger_is_proved_or_its_faults_are_named() -> None:
     assert f"epoch 1: samples {half * BATCH - 28} to {half * BATCH} were left out" in wrong.stderr
 
 
-def test_a_controller_that_comes_back_after_another_has_taken_over_writes_nothing() -> None:
+def test_a_controller_that_comes_back_after_another_has_taken_over_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     job_id = new_id(Prefix.JOB)
     past, present = FencedRecords(job_id, 1), FencedRecords(job_id, 2)
     past.take()
@@ -113,4 +115,8 @@ def test_a_controller_that_comes_back_after_another_has_taken_over_writes_nothin
     assert present.write_membership(Membership(job_id, 2, ()), 1)
     result = Result(steps=1)
     present.write_result(result)
+    assert Records(job_id).result() == result
+    # One that was stopped between the two writes of its result, and goes on now.
+    monkeypatch.setattr(past._ledger, "close", lambda: None)
+    past.write_result(Result(error="what was long ago"))
     assert Records(job_id).result() == result

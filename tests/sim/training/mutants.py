@@ -109,7 +109,7 @@ MUTANTS = (
     ),
     Mutant(
         "a job that has too few slots left does not try those in quarantine again",
-        "        if len(slots) < least or len(self._desired) >= least:",
+        "        if len(slots) < limits.min_replicas:",
         "        if True:",
         module=places,
     ),

@@ -24,9 +24,16 @@ class Scheduler:
         self.number = 0
         self.unwanted: tuple[Slot, ...] = ()
         self.spares = 0
+        self.avoided: frozenset[str] = frozenset()
 
-    def hear(self, unwanted: tuple[Slot, ...], spares: int) -> None:
-        """Hear what the job gives back, and how many places more it asks for: a while later, as by hints."""
+    def hear(self, unwanted: tuple[Slot, ...], spares: int, avoided: frozenset[str]) -> None:
+        """Hear what the job gives back, how many places more it asks for, and which nodes it avoids.
+
+        What follows comes a while later, as by hints.
+        """
+        if avoided - self.avoided:
+            self.world.later(self.world.random.uniform(0.5, 3.0), self.move_away)
+        self.avoided = avoided
         if unwanted and unwanted != self.unwanted:
             self.world.later(self.world.random.uniform(0.0, 2.0), lambda: self.take_back(unwanted))
         if spares > self.spares:
@@ -44,6 +51,18 @@ class Scheduler:
                 self.world.breaks(f"{one.slot} was given back while {one.worker} trains")
         self.world.outcome.faults["given back"] += len(gone)
         self.take_slots(gone)
+
+    def move_away(self) -> None:
+        """Offer other places for those on nodes that the job avoids, where there are enough."""
+        if self.world.over or self.offer is not None or self.world.state is None:
+            return
+        keep = [one for one in self.granted if one.node_id not in self.avoided]
+        free = [one for one in self.places if one not in self.granted]
+        free = [one for one in free if one.node_id not in self.avoided]
+        missing = len(self.granted) - len(keep)
+        if 0 < missing <= len(free):
+            self.world.outcome.faults["moved away"] += missing
+            self.make_offer((*keep, *free[:missing]))
 
     def lend(self) -> None:
         """Offer places for newcomers of ranks that are to be replaced."""

@@ -18,7 +18,7 @@ from stoker_train.elastic.core import machine
 from stoker_train.elastic.core.ledger import Entry, Ledger
 from stoker_train.elastic.core.membership import Membership, Slot
 from stoker_train.elastic.core.phases import OVER, Life, Limits, Phase, State
-from stoker_train.elastic.core.places import unwanted
+from stoker_train.elastic.core.places import avoided, unwanted
 from stoker_train.elastic.core.replacing import spares
 from tests.sim.training.faults import Faults
 from tests.sim.training.records import Records
@@ -91,9 +91,9 @@ class World:
         )
         self.write_s = 3.0 if seed % 4 == 0 else 0.05
         """The longest that the gcs takes for a record."""
-        if self.odd_node or (self.bad_slot and self.bad_until_s >= END_S):
+        if self.odd_node:
             self.limits = replace(self.limits, min_replicas=1)
-        elif self.bad_slot and rng.random() < 0.5:
+        elif self.bad_slot and self.bad_until_s < END_S and rng.random() < 0.5:
             # It is needed, and to be tried again for longer than it is bad.
             self.limits = replace(self.limits, min_replicas=len(places), max_chances=10)
         self.scheduler, self.faults = Scheduler(self, places), Faults(self)
@@ -223,7 +223,7 @@ class World:
         if isinstance(event, ev.Formed):
             self.check_ledger_goes_on(event)
         self.check()
-        self.scheduler.hear(unwanted(self.state), spares(self.state))
+        self.scheduler.hear(unwanted(self.state), spares(self.state), avoided(self.state))
 
     def do(self, command: ev.Command) -> None:
         match command:
@@ -551,6 +551,8 @@ class World:
             self.breaks("a replica is left")
         if state.workers:
             self.breaks("the machine still knows replicas")
+        if state.has_trained and "could start" in state.error:
+            self.breaks(f"a job that has trained fails of places: {state.error}")
         if state.phase is Phase.FINISHED:
             self.check_samples()
         out.steps = len(self.ledger)

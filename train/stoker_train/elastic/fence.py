@@ -10,13 +10,15 @@ readers when the index, which is fenced, names them (:class:`FencedLedger`). Key
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
 
 from stoker_train.elastic.core.ledger import HEAD, Head, chunk_key
-from stoker_wire.errors import FencedError
+from stoker_wire.errors import ConflictError, FencedError
 
 __all__ = (
     "INDEX",
@@ -58,12 +60,6 @@ class Index(msgspec.Struct, frozen=True, omit_defaults=True):
     chunks: tuple[tuple[int, int], ...] = ()
     head: Head | None = None
     result: int = 0
-
-
-class _Mark(msgspec.Struct, frozen=True):
-    """The writer of any fenced value, which is JSON."""
-
-    attempt: int = 0
 
 
 def decode_index(data: bytes | None) -> Index:
@@ -120,7 +116,8 @@ class FencedKey:
 
 
 def _attempt_of(data: bytes | None) -> int:
-    return 0 if data is None else msgspec.json.decode(data, type=_Mark).attempt
+    # By json, which reads the NaN and Infinity that json.dumps writes of metrics.
+    return 0 if data is None else int(json.loads(data).get("attempt", 0))
 
 
 class FencedLedger:
@@ -133,6 +130,7 @@ class FencedLedger:
         self._store, self._attempt = store, attempt
         self._key = FencedKey(store, INDEX, attempt)
         self._index = Index()
+        self._lock, self._closed = threading.Lock(), False
         self._unused: list[str] = []
         """Keys of this writer that no index names any more, or never did."""
 
@@ -170,21 +168,28 @@ class FencedLedger:
                 chunks[int(end)] = (self._attempt, serial)
                 name = _name(int(end), chunks[int(end)])
                 self._unused.append(name)
+                # Before the put: one that fails may have been done, and its name is never used again.
+                self._index = msgspec.structs.replace(self._index, serial=serial)
                 self._store.put_new(name, data)
         # Of chunks after one that is missing nothing is read.
         order = range(next((n for n in range(len(chunks)) if n not in chunks), len(chunks)))
-        self._index = msgspec.structs.replace(self._index, serial=serial)
         return msgspec.structs.replace(
             self._index, chunks=tuple(chunks[n] for n in order), head=head
         )
 
     def publish(self, index: Index) -> None:
-        """Have an index count. FencedError where another controller has taken over."""
+        """Have an index count. FencedError where another controller has taken over.
+
+        ConflictError after :meth:`close`, which another thread may have called.
+        """
         if index.chunks == self._index.chunks and index.head == self._index.head:
             return
-        before = set(chunk_names(self._index))
-        self._key.write(msgspec.json.encode(index))
-        self._index = index
+        with self._lock:
+            if self._closed:
+                raise ConflictError("the ledger is closed\nits result is written: nothing is added")
+            before = set(chunk_names(self._index))
+            self._key.write(msgspec.json.encode(index))
+            self._index = index
         now = set(chunk_names(index))
         self._unused = [*(one for one in self._unused if one not in now), *sorted(before - now)]
 
@@ -195,10 +200,15 @@ class FencedLedger:
             self._unused.pop()
 
     def close(self) -> None:
-        """Say that this attempt's result is the job's. FencedError where another took over."""
-        index = msgspec.structs.replace(self._index, result=self._attempt)
-        self._key.write(msgspec.json.encode(index))
-        self._index = index
+        """Say that this attempt's result is the job's: nothing is published after it.
+
+        FencedError where another controller took over.
+        """
+        with self._lock:
+            self._closed = True
+            index = msgspec.structs.replace(self._index, result=self._attempt)
+            self._key.write(msgspec.json.encode(index))
+            self._index = index
 
 
 def read(get: Callable[[str], bytes | None], index: Index) -> dict[str, bytes]:

@@ -178,11 +178,11 @@ def check_count(field_: str, value: Any, least: int = 1) -> None:
         _refuse(field_, f"{value} is too small", fix)
 
 
-def check_seconds(field_: str, value: Any) -> None:
-    """Raise BadRequestError unless ``value`` is a time in seconds: finite, and above 0."""
+def check_seconds(field_: str, value: Any, *, or_zero: bool = False) -> None:
+    """Raise BadRequestError unless ``value`` is a time in seconds: finite, and above 0 (or 0)."""
     if not _is_number(value):
         _wrong_type(field_, value, "give seconds, a number above 0")
-    if not (math.isfinite(value) and value > 0):
+    if not (math.isfinite(value) and (value > 0 or (or_zero and value == 0))):
         _refuse(field_, f"{value} is no time", "give seconds above 0")
 
 

@@ -139,13 +139,17 @@ class Records:
         while True:
             left_s = max(0.0, until_s - time.monotonic())
             try:
-                data = kv.wait(f"{self._prefix}result", timeout=left_s, namespace=self.namespace)
+                sign = kv.wait(f"{self._prefix}result", timeout=left_s, namespace=self.namespace)
             except GetTimeoutError:
                 return None
-            kept: KeptResult = cloudpickle.loads(data)
             # One that came back after another had taken over may have written it: that does not count.
-            if decode_index(self._get(f"ledger/{INDEX}")).result == kept.attempt:
-                return kept.result
+            counts = decode_index(self._get(f"ledger/{INDEX}")).result
+            # Results of a former release stand under the key that is only a sign now.
+            data = (self._get(f"result/{counts}") or sign) if counts else b""
+            if data:
+                kept: KeptResult = cloudpickle.loads(data)
+                if kept.attempt == counts:
+                    return kept.result
             if time.monotonic() >= until_s:
                 return None
             time.sleep(min(_PAUSE_S, left_s))

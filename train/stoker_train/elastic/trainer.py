@@ -183,14 +183,18 @@ class ElasticTrainer:
         return Records(self.job_id, self._namespace)
 
     def result(self, timeout_s: float | None = None) -> Result:
-        """Wait for the end of the training and return its result; GetTimeoutError after ``timeout_s``."""
+        """Wait for the end of the training and return its result; GetTimeoutError after ``timeout_s``.
+
+        With 0 it only looks.
+        """
         if timeout_s is not None:
-            check_seconds("timeout_s", timeout_s)
+            check_seconds("timeout_s", timeout_s, or_zero=True)
         client, records = _client(), self._records
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         wait = _Wait(self.name, self.job_id)
         while True:
-            result = records.result(_POLL_S)
+            left_s = _POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
+            result = records.result(min(_POLL_S, left_s))
             if result is not None:
                 self._await_end(client, failed=bool(result.error))
                 return result

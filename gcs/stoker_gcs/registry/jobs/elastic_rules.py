@@ -111,12 +111,20 @@ def unscaled(job: Job) -> Transition[Job] | None:
 
 
 def hinted(job: Job, hints: Hints, now_s: float) -> Transition[Job] | None:
-    """Keep what a job says of itself; of numbers that are none it is counted that they came."""
+    """Keep what a job says of itself; of numbers that are none it is counted that they came.
+
+    Spares and unwanted replicas are kept with either: they are no measurements.
+    """
     state = _elastic(job)
     problem = problem_of(hints)
     if problem:
+        known = state.hints or (Hints() if hints.spares or hints.unwanted else None)
         then = _replace(
-            state, hints_dropped=state.hints_dropped + 1, hints_problem=problem, hints_at_s=now_s
+            state,
+            hints=known and _replace(known, spares=hints.spares, unwanted=hints.unwanted),
+            hints_dropped=state.hints_dropped + 1,
+            hints_problem=problem,
+            hints_at_s=now_s,
         )
     else:
         noise_scale = noise_scale_of(hints, state.scaling.base_batch)

@@ -171,8 +171,13 @@ def settle(
     or is offered. ``free`` is the room of each node for replicas that nobody has or has reserved.
     """
     done = _Pass(dict(free), now_s)
+    due = _due(standings, targets) if any(job.spares for job in standings) else Counter[str]()
     for job in standings:
-        _settle_one(job, with_spares(job, targets.get(job.job_id), done.free), done)
+        target = targets.get(job.job_id)
+        if job.spares:
+            left = {node_id: max(0, done.free[node_id] - due[node_id]) for node_id in free}
+            target = with_spares(job, target, left)
+        _settle_one(job, target, done)
     leaving = [one for one in done.blocked if len(one[1]) < len(one[0].places)]
     if leaving and not done.orders and not done.in_flight:
         # Each waits for room that another one of them has: one lets go first.
@@ -180,6 +185,17 @@ def settle(
         kept = kept if len(kept) >= job.min_replicas else ()
         done.orders.append(Offer(job.job_id, job.version, kept, job.grace_s))
     return done.orders
+
+
+def _due(standings: Sequence[Standing], targets: Mapping[str, Allocation]) -> Counter[str]:
+    """Return the room of each node that jobs are to have by a round and do not hold: none of it is lent."""
+    due: Counter[str] = Counter()
+    for job in standings:
+        held = [*job.places, *(job.offer.places if job.offer is not None else ())]
+        held += [place for one in job.reservations for place in one.places or ()]
+        there = Counter(place.node_id for place in dict.fromkeys(held))
+        due.update(Counter(dict(targets.get(job.job_id, ()))) - there)
+    return due
 
 
 def _settle_one(job: Standing, target: Allocation | None, done: _Pass) -> None:
@@ -243,7 +259,7 @@ def with_spares(
 ) -> Allocation | None:
     """Return a target with the places more that the job asks for, all or none, where nodes have room.
 
-    Once they are on their way, or there, the same ones.
+    ``free`` is that room without what others are to have. Once they are on their way, or there, they stay.
     """
     if not job.spares or not target:
         return target

@@ -39,12 +39,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A job that takes part in a round: as it stands, its hints, and what a replica of it needs."""
+    """A job that takes part in a round: as it stands, its hints, and what a replica of it needs.
+
+    ``returned`` are nodes on which it gave places back not long ago.
+    """
 
     job: ElasticJob
     hints: Hints
     account: Account
     requirements: Requirements
+    returned: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,28 @@ def _round_of(
         present = {one.job.job_id: one.job.allocation for one in some}
         return PoolRound(pool, nodes, present, None, f"{type(error).__name__}: {error}")
     targets = {one.job.job_id: answer.get(one.job.job_id, ()) for one in some}
+    _keep_away(some, nodes, targets)
     return PoolRound(pool, nodes, targets, worth_of(policy, snapshot, hints, targets, now_s))
+
+
+def _keep_away(
+    some: Iterable[Candidate], nodes: Mapping[str, int], targets: dict[str, Allocation]
+) -> None:
+    """Have jobs stay where they are that would go back, with no more replicas, to nodes that they left.
+
+    Where there is room beside what the others are to have: a place that a job gave back is slow to it, which
+    no policy knows.
+    """
+    used = Counter[str]()
+    for allocation in targets.values():
+        used.update(dict(allocation))
+    for one in some:
+        present, target = Counter(dict(one.job.allocation)), Counter(dict(targets[one.job.job_id]))
+        more = target - present
+        if present.total() == target.total() and more.keys() & one.returned:
+            after = used - target + present
+            if all(count <= nodes.get(node_id, 0) for node_id, count in after.items()):
+                targets[one.job.job_id], used = one.job.allocation, after
 
 
 def _within_limits(twin: State, one: Candidate) -> Candidate:

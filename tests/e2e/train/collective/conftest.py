@@ -1,4 +1,4 @@
-"""The actors that the tests of this folder lend to one another: importing torch is what costs."""
+"""The actors that the tests of a file lend to one another: importing torch is what costs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")

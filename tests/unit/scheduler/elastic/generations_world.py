@@ -12,8 +12,9 @@ import msgspec
 from stoker_gcs.registry.groups import rules as group_rules
 from stoker_gcs.registry.jobs import elastic_rules
 from stoker_scheduler.core.elastic import generations as gen
+from stoker_scheduler.core.elastic.targets import Targets
 from stoker_scheduler.elastic.controller import bundles_of
-from stoker_scheduler.elastic.directory import ElasticDirectory
+from stoker_scheduler.elastic.directory import ElasticDirectory, places_of
 from stoker_wire.errors import ConflictError
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.elastic import (
@@ -62,6 +63,9 @@ class World:
         """What other work has of each node."""
         self.directory = ElasticDirectory()
         self.targets: dict[str, Allocation] = {}
+        """What the last round has decided; another dict, or another content, is another round."""
+        self.decided = Targets()
+        self._round: tuple[dict[str, Allocation], dict[str, Allocation]] | None = None
         self.trainers: dict[str, Trainer] = {}
         self.refused = 0
         self.loses_orders = 0.0
@@ -122,9 +126,12 @@ class World:
     # A second
 
     def tick(self) -> list[gen.Order]:
-        orders = gen.settle(
-            self.directory.standings(self.directory.jobs), self.targets, self.free(), self.now_s
-        )
+        last = self._round
+        if last is None or last[0] is not self.targets or last[1] != self.targets:
+            self.decided.decide(self.targets)
+            self._round = self.targets, dict(self.targets)
+        standings = list(map(self.decided.seen, self.directory.standings(self.directory.jobs)))
+        orders = gen.settle(standings, self.decided.by_job, self.free(), self.now_s)
         for order in orders:
             if self.random.random() >= self.loses_orders:
                 self._obey(order)
@@ -180,6 +187,9 @@ class World:
                         returned=isinstance(order, gen.TakeBack),
                     )
                     self._withdraw(order.job_id, body_)
+                    if body_.returned:
+                        left = places_of(self.state(order.job_id).replicas)
+                        self.decided.took_back(order.job_id, left)
         except ConflictError:
             self.refused += 1
 

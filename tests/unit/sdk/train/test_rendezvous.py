@@ -96,3 +96,16 @@ def test_ranks_that_came_and_did_not_connect_are_named_at_the_deadline(
         first.close(store)
     assert caught.value.extra["missing_ranks"] == [2]
     assert time.monotonic() - began_s >= 0.3
+
+
+def test_a_group_whose_rendezvous_fails_at_its_end_is_left(
+    keys: Keys, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Rendezvous, store: Any) -> None:
+        raise GetTimeoutError("rank 1 did not come\nit has died")
+
+    monkeypatch.setattr(Rendezvous, "open_store", lambda self: store)
+    monkeypatch.setattr(Rendezvous, "close", fails)
+    with pytest.raises(GetTimeoutError):
+        rendezvous.init_process_group("g", 0, 1, backend="gloo", timeout_s=WAIT_S)
+    assert not torch.distributed.is_initialized()

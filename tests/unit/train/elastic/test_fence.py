@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from stoker_train.elastic.core.ledger import Entry, Ledger, decode
+from stoker_train.elastic.core.ledger import Entry, Ledger, chunk_key, decode
 from stoker_train.elastic.fence import INDEX, FencedKey, FencedLedger, decode_index
-from stoker_wire.errors import FencedError
+from stoker_wire.errors import ConflictError, FencedError
 from tests.sim.training.records import Keys
 
 
@@ -86,3 +86,47 @@ def test_only_the_result_of_the_controller_that_has_the_job_counts() -> None:
         one.close()
     two.close()
     assert decode_index(keys.values[INDEX]).result == 2
+
+
+def test_progress_with_metrics_that_are_no_numbers_is_taken_over_and_written() -> None:
+    keys = Losing()
+    one, two = FencedKey(keys, "progress", 1), FencedKey(keys, "progress", 2)
+    bad = b'{"metrics": {"loss": NaN, "norm": -Infinity}, "attempt": %d}'
+    one.take(lambda _: bad % 1)
+    keys.lost = 1
+    with pytest.raises(ConnectionError):
+        one.write(bad % 1 + b" ")
+    one.write(bad % 1)
+    two.take(lambda _: bad % 2)
+    with pytest.raises(FencedError, match="attempt 2"):
+        one.write(bad % 1)
+
+
+def test_a_name_whose_put_has_failed_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = Keys()
+    ledger = FencedLedger(keys, 1)
+    ledger.take()
+    names: list[str] = []
+
+    def put_new(name: str, data: bytes) -> None:
+        names.append(name)
+        if len(names) == 2:
+            raise ConnectionError("the answer is lost")
+
+    monkeypatch.setattr(keys, "put_new", put_new)
+    with pytest.raises(ConnectionError):
+        ledger.stage({chunk_key(0): b"a", chunk_key(1): b"b"})
+    ledger.stage({chunk_key(0): b"c", chunk_key(1): b"d"})
+    assert len(set(names)) == 4, names
+
+
+def test_what_was_staged_is_not_published_once_the_ledger_is_closed() -> None:
+    keys = Keys()
+    writer, ledger = FencedLedger(keys, 1), Ledger()
+    writer.take()
+    ledger.extend(entries(0, 4, 1))
+    staged = writer.stage(ledger.changes())
+    writer.close()
+    with pytest.raises(ConflictError, match="closed"):
+        writer.publish(staged)
+    assert decode_index(keys.values[INDEX]).result == 1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pytest
+
+from stoker.exceptions import BadRequestError
 from stoker_train.elastic import trainer
-
-if TYPE_CHECKING:
-    import pytest
+from stoker_train.elastic.options import check_seconds
 
 
 class Client:
@@ -51,3 +52,11 @@ def test_a_wait_for_replicas_is_said_once(
     assert look(60.0, 1, phase="RESTORING") == ""
     assert "has waited 9 s" in look(69.0, 1, phase="RESTORING"), "again, when it waits again"
     assert client.asked == 2
+
+
+def test_a_wait_of_no_time_is_a_look() -> None:
+    check_seconds("timeout_s", 0, or_zero=True)
+    with pytest.raises(BadRequestError):
+        check_seconds("timeout_s", -1, or_zero=True)
+    with pytest.raises(BadRequestError):
+        check_seconds("timeout_s", 0)

@@ -107,7 +107,10 @@ class Decisions:
         noise = self.noise
         if noise is not None:
             said["grad_sqr"], said["grad_var"] = noise.sqr, noise.var
-            said["efficiency"] = float(noise.efficiency(self.batch / self.scaling.base_batch))
+            # Above 1 with less than the base batch, which a user may ask for: the scheduler takes none.
+            said["efficiency"] = min(
+                1.0, float(noise.efficiency(self.batch / self.scaling.base_batch))
+            )
         return said
 
     def out_of_memory(self, local: int) -> int | None:

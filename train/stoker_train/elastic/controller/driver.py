@@ -23,7 +23,12 @@ from stoker.runtime import current
 from stoker.train.elastic import Session, join
 from stoker_train.elastic.controller.accounts import Accounts
 from stoker_train.elastic.controller.decisions import Decisions
-from stoker_train.elastic.controller.offers import Offers, replicas_of, slots_of
+from stoker_train.elastic.controller.offers import (
+    Offers,
+    node_filter_without,
+    replicas_of,
+    slots_of,
+)
 from stoker_train.elastic.controller.replicas import Replicas
 from stoker_train.elastic.core import events as ev
 from stoker_train.elastic.core.machine import begin, step
@@ -451,12 +456,11 @@ class Controller:
         """Have the scheduler offer no node on which nothing starts; False if it could not be told."""
         nodes = avoided(self.state)
         if nodes != self._avoided:
-            names = ", ".join(f"'{one}'" for one in sorted(nodes))
             try:
                 self.session.limit(
                     min_replicas=self._least,
                     max_replicas=self._most,
-                    node_filter=f"node_id not in ({names})" if nodes else "",
+                    node_filter=node_filter_without(nodes),
                 )
             except StokerError as error:
                 _log.info("nodes are avoided later: %s", error)

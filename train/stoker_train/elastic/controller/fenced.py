@@ -97,7 +97,9 @@ class FencedRecords(Records):
 
         self._ledger.close()
         data = bytes(cloudpickle.dumps(KeptResult(self.attempt, result)))
-        kv.put(f"{self._prefix}result", data, namespace=self.namespace)
+        # Under a key of its own: one that is stopped here and goes on later overwrites no successor's.
+        kv.put(f"{self._prefix}result/{self.attempt}", data, namespace=self.namespace)
+        kv.put(f"{self._prefix}result", b"", namespace=self.namespace)  # wakes who waits
 
     def _take_membership(self) -> None:
         while True:

@@ -24,6 +24,8 @@ __all__ = ("Offers",)
 
 _log = logging.getLogger(__name__)
 _WAIT_S = 0.5
+_MAX_NAMED = 80
+"""Nodes in a filter, which may have 4,096 characters: some 115 names."""
 
 
 class Offers:
@@ -111,3 +113,9 @@ def replicas_of(slots: Iterable[Slot]) -> tuple[Replica, ...]:
     return tuple(
         Replica(group_id=one.group_id, bundle=one.bundle, node_id=one.node_id) for one in slots
     )
+
+
+def node_filter_without(nodes: Iterable[str]) -> str:
+    """Return a filter that keeps nodes out of offers; of very many it names the first by their ids."""
+    names = ", ".join(f"'{one}'" for one in sorted(nodes)[:_MAX_NAMED])
+    return f"node_id not in ({names})" if names else ""

@@ -86,7 +86,9 @@ class Limits:
     """The longest that a rank which is to be replaced waits for a place for its newcomer."""
     max_start_failures: int = 2
     max_chances: int = 5
-    """How often a slot without which the job could never train again comes out of quarantine."""
+    """How often a slot comes out of quarantine without which the job cannot train, and never has."""
+    longest_pause_s: float = 60.0
+    """The longest that a slot without which the job cannot train stays in quarantine."""
     max_breaks: int = 5
     """A generation that breaks so often at one commit will always: the job fails with why."""
     retry_s: float = 1.0

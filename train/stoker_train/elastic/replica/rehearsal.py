@@ -6,6 +6,7 @@ calls it before the loop proper. It reports nothing, and touches no group, ledge
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import os
 import traceback
@@ -137,9 +138,18 @@ def call(loop: Any, context: Any, config: Any) -> Any:
 def _is_own_collective(error: BaseException) -> bool:
     """Return whether torch raised it in a collective that was called by none of this project."""
     inside = False
+    own = tuple(_folders("stoker", "stoker_train", "stoker_kernels"))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = frame.filename.replace(os.sep, "/")
         if "/torch/" not in path:
-            return inside and "/stoker" not in path
+            return inside and not path.startswith(own)
         inside = inside or "/torch/distributed/" in path
     return False
+
+
+def _folders(*packages: str) -> Iterator[str]:
+    """Yield the folders of packages, those that are installed, each with a slash at its end."""
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+            yield folder.replace(os.sep, "/") + "/"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from stoker_wire.http.server.request import Request
 
 T = TypeVar("T")
-_LOOK_S = 0.2
+_LOOK_S = 1.0, 2.0
+"""Between two looks at whether the reader is there: at random, as many begin to wait at once."""
 
 BOOKMARK = "bookmark"
 """Kind of an event that only moves the cursor."""
@@ -117,12 +119,17 @@ async def while_read(req: Request, work: Awaitable[T]) -> T:
             return None, error
 
     async with asyncio.TaskGroup() as group:
-        working = group.create_task(outcome())
+        working, stopping = group.create_task(outcome()), group.create_task(req.stopping.wait())
         while not working.done():
-            await asyncio.wait({working}, timeout=_LOOK_S)
-            if _has_left(req) or req.stopping.is_set():
+            await asyncio.wait(
+                {working, stopping},
+                timeout=random.uniform(*_LOOK_S),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not working.done() and (_has_left(req) or stopping.done()):
                 working.cancel()
                 break
+        stopping.cancel()
     if working.cancelled():
         raise UnavailableError("nobody waits for it any more")
     result, error = working.result()

@@ -214,3 +214,15 @@ def test_the_next_attempt_begins_without_the_replicas_of_the_last() -> None:
     after = state(failed.record)
     assert (after.replicas, after.offer, after.generation, after.numbered) == ((), None, 0, 2)
     assert after.service_s == 4 * 10.0
+
+
+def test_spares_and_unwanted_replicas_are_kept_beside_numbers_that_are_refused() -> None:
+    kept = elastic_rules.hinted(elastic(), Hints(efficiency=0.5), 5.0)
+    assert kept is not None
+    for of in (kept.record, elastic()):
+        bad = Hints(efficiency=1.2, spares=2, unwanted=REPLICAS[:1])
+        then = elastic_rules.hinted(of, bad, 6.0)
+        assert then is not None
+        known = state(then.record).hints
+        assert known is not None and (known.spares, known.unwanted) == (2, REPLICAS[:1])
+        assert known.efficiency != 1.2 and "efficiency" in state(then.record).hints_problem

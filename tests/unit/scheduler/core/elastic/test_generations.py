@@ -68,9 +68,57 @@ def test_a_place_more_is_lent_where_there_is_room_and_the_one_that_is_given_back
     assert settled(one) == [], "it stays while the job asks for it"
     slow = one.state("job_1").replicas[0]
     one.hint("job_1", unwanted=(slow,))
-    orders = settled(one)
-    assert isinstance(orders[0], gen.TakeBack)
+    assert [type(order) for order in settled(one)] == [gen.TakeBack, gen.Release]
+    assert one.allocation("job_1") == {"n_0": 1, "n_1": 1}, "the newcomer stays where it is"
     assert slow not in one.state("job_1").replicas and one.state("job_1").lost == 0
+
+
+def test_of_two_that_are_replaced_one_after_the_other_both_newcomers_stay() -> None:
+    one = world(2, 2)
+    one.join("job_1")
+    one.targets["job_1"] = (("n_0", 2),)
+    settled(one)
+    one.hint("job_1", spares=2)
+    settled(one)
+    first, second = one.state("job_1").replicas[:2]
+    one.hint("job_1", spares=1, unwanted=(first,))
+    settled(one)
+    assert one.allocation("job_1") == {"n_0": 1, "n_1": 2}
+    one.hint("job_1", unwanted=(second,))
+    settled(one)
+    assert one.allocation("job_1") == {"n_1": 2}
+
+
+def test_a_job_gives_what_a_round_takes_from_it_though_it_asks_for_a_place_more() -> None:
+    one = world(5, 2)
+    one.join("job_1")
+    one.join("job_2")
+    one.targets = {"job_1": (("n_0", 5),), "job_2": (("n_1", 2),)}
+    settled(one)
+    one.hint("job_1", spares=1)
+    assert settled(one) == [], "there is no room for one more"
+    one.targets = {"job_1": (("n_0", 4),), "job_2": (("n_0", 1), ("n_1", 2))}
+    orders = settled(one)
+    assert one.allocation("job_1") == {"n_0": 4}
+    assert one.allocation("job_2") == {"n_0": 1, "n_1": 2}
+    assert one.state("job_1").preemptions == 0, orders
+    one.targets = {"job_1": (("n_0", 4),), "job_2": (("n_1", 2),)}
+    settled(one)
+    assert one.allocation("job_1") == {"n_0": 5}, "then one is lent"
+    one.targets = {"job_1": (("n_0", 4),), "job_2": (("n_1", 1),)}
+    assert not [order for order in settled(one) if getattr(order, "job_id", "") == "job_1"]
+
+
+def test_what_a_job_gives_back_while_a_round_takes_more_is_not_reserved_for_it_again() -> None:
+    one = world(3, 2)
+    one.join("job_1")
+    one.targets["job_1"] = (("n_0", 3), ("n_1", 2))
+    settled(one)
+    one.hint("job_1", unwanted=one.state("job_1").replicas[:1])
+    one.targets["job_1"] = (("n_0", 3),)
+    orders = settled(one)
+    assert not [order for order in orders if isinstance(order, gen.Reserve)]
+    assert one.allocation("job_1") == {"n_0": 2, "n_1": 1}
 
 
 def test_no_place_is_lent_beyond_the_most_of_a_job_or_where_there_is_none() -> None:

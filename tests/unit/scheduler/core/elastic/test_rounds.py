@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stoker_goodput.batches import BatchLimits
@@ -163,3 +165,21 @@ def test_nodes_of_which_others_have_a_part_are_used() -> None:
     found = round_of(core, *(candidate(f"job_{i}", known=False) for i in range(6)))
     assert dict(found.pools[0].nodes) == {name: count for name, count in free.items() if count}
     assert sum(counts(found).values()) >= sum(free.values()) - 2
+
+
+def test_a_round_moves_no_job_back_to_a_node_on_which_it_gave_a_place_back_but_for_more() -> None:
+    core = Core({"GPU": 2}, {"GPU": 2})
+    present: Allocation = (("n_1", 1), ("n_2", 1))
+    one = candidate("job_1", present, min_replicas=2, max_replicas=3)
+    assert round_of(core, one).targets["job_1"] == (("n_1", 2),), "one node is better than two"
+    away = replace(one, returned=frozenset({"n_1"}))
+    assert round_of(core, away).targets["job_1"] == present
+    grown = replace(away, job=replace(away.job, max_replicas=4))
+    assert replicas_of(round_of(core, grown).targets["job_1"]) == 4
+    other = candidate("job_2", (("n_2", 1),), min_replicas=2, max_replicas=2)
+    both = round_of(core, away, other).targets
+    assert {name: replicas_of(target) for name, target in both.items()} == {"job_1": 2, "job_2": 2}
+    used = Counter[str]()
+    for target in both.values():
+        used.update(dict(target))
+    assert used == {"n_1": 2, "n_2": 2}, "others that need the room come first"

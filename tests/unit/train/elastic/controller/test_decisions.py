@@ -5,6 +5,7 @@ from __future__ import annotations
 from stoker_goodput.efficiency import GradientNoise
 from stoker_goodput.fitting import Observation
 from stoker_train.elastic.controller.decisions import Decisions
+from stoker_train.elastic.controller.offers import node_filter_without
 from stoker_train.elastic.optimization.priors import Prior
 from stoker_train.elastic.options import Scaling
 
@@ -27,3 +28,16 @@ def test_without_leave_it_knows_nothing() -> None:
     assert hints["profiled_replicas"] == 0
     assert "params" not in hints
     assert "grad_sqr" not in hints
+
+
+def test_with_less_than_the_base_batch_no_efficiency_above_1_is_told() -> None:
+    decisions = Decisions(SCALING, Prior(sqr=2.0, var=64.0))
+    decisions.batch = SCALING.base_batch // 4
+    assert decisions.hints(None, 0.0)["efficiency"] == 1.0
+
+
+def test_a_filter_of_very_many_nodes_is_one_that_is_taken() -> None:
+    text = node_filter_without(f"node_{number:026d}" for number in range(400))
+    assert len(text) <= 4096 and f"'node_{0:026d}'" in text
+    assert node_filter_without(["a", "b"]) == "node_id not in ('a', 'b')"
+    assert node_filter_without([]) == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from stoker_train.elastic.core import events as ev
 from stoker_train.elastic.core.machine import begin, step
 from stoker_train.elastic.core.membership import SetBatch, Slot, Stop, Suspend
@@ -217,8 +219,9 @@ def fails(job: Job, slot: Slot, at_s: float, why: str) -> None:
         starting = [n for n, one in job.state.workers.items() if one.slot == slot]
         for worker in starting:
             job.take(ev.Failed(at_s, worker, why, "start"))
-        at_s += 100.0
-        job.take(ev.Tick(at_s))
+        if slot not in job.state.quarantined:
+            at_s += 50.0
+            job.take(ev.Tick(at_s))
 
 
 def test_a_slot_in_quarantine_is_given_back_and_its_node_avoided_while_enough_are_left() -> None:
@@ -232,17 +235,95 @@ def test_a_slot_in_quarantine_is_given_back_and_its_node_avoided_while_enough_ar
     assert unwanted(job.state) == () and avoided(job.state) == {"n2"}, "it is not offered again"
 
 
-def test_slots_in_quarantine_are_tried_again_where_too_few_others_are_left_and_not_for_ever() -> (
-    None
-):
-    job = Job(min_replicas=2)
+def lacks(job: Job) -> Slot:
+    """Have a job of 2 at least lose one of its 2 replicas; return the slot where nothing starts then."""
     stays, goes = job.form(2)
     job.take(ev.Died(1.0, goes, "gone"))
     job.take(ev.Broken(1.0, stays, 1, 7, (5,), "a peer is gone"))
     lost = slots(2)[1]
     fails(job, lost, 2.0, "ImportError: a module")
-    assert job.state.phase is Phase.FAILED
-    assert job.state.chances[lost] == job.state.limits.max_chances
-    assert "g/1 on n1: ImportError: a module" in job.state.error
+    return lost
+
+
+def chance(job: Job, slot: Slot, at_s: float) -> float:
+    """Have a slot's pause end, and what starts then fail; return when."""
+    job.take(ev.Tick(at_s))
+    assert slot not in job.state.quarantined
+    (worker,) = [n for n, one in job.state.workers.items() if one.slot == slot]
+    job.take(ev.Failed(at_s, worker, "ImportError: a module", "start"))
+    assert slot in job.state.quarantined
+    return at_s
+
+
+def test_a_job_that_has_trained_tries_a_slot_it_needs_for_ever_and_wants_another_node() -> None:
+    job = Job(min_replicas=2)
+    lost, at_s = lacks(job), 1000.0
+    assert avoided(job.state) == frozenset(), "one more chance comes first"
+    for _ in range(2 * job.state.limits.max_chances):
+        at_s = chance(job, lost, at_s)
+        assert avoided(job.state) == {"n1"} and unwanted(job.state) == ()
+        job.take(ev.Tick(at_s + 1.0))
+        assert lost in job.state.quarantined, "not without a pause"
+        at_s += job.state.limits.longest_pause_s
+    job.take(ev.Tick(at_s))
+    assert avoided(job.state) == {"n1"}, "also while it is tried: it may well fail again"
     said = [one.text for one in job.done if isinstance(one, ev.Say)]
     assert any("is tried again" in text and "ImportError" in text for text in said)
+    good, other = slots(1)[0], Slot("g2", 0, "n2")
+    job.take(ev.Offered(at_s, 9, (good, other), True, at_s + 30.0))
+    (worker,) = [n for n, one in job.state.workers.items() if one.slot == other]
+    job.take(ev.Ready(at_s, worker, "a9", "n2", "code"))
+    job.wrote()
+    job.formed(5)
+    assert job.state.phase is Phase.RUNNING and job.state.slots == (good, other)
+
+
+def test_a_node_of_which_nothing_is_left_is_no_longer_avoided_where_no_other_has_room() -> None:
+    job = Job(min_replicas=2)
+    at_s = chance(job, lacks(job), 1000.0)
+    job.take(ev.Granted(at_s, slots(1)))
+    job.take(ev.Tick(at_s + job.state.limits.longest_pause_s - 1.0))
+    assert avoided(job.state) == {"n1"}
+    job.take(ev.Tick(at_s + job.state.limits.longest_pause_s))
+    assert avoided(job.state) == frozenset() and not job.state.quarantined
+
+
+def test_a_slot_that_starts_at_last_is_not_avoided() -> None:
+    job = Job(min_replicas=2)
+    lost = lacks(job)
+    at_s = chance(job, lost, 1000.0) + job.state.limits.longest_pause_s
+    job.take(ev.Tick(at_s))
+    (worker,) = [n for n, one in job.state.workers.items() if one.slot == lost]
+    job.take(ev.Ready(at_s, worker, "a9", "n1", "code"))
+    assert avoided(job.state) == frozenset()
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_loop_that_cannot_start_fails_once_too_few_slots_are_left(count: int) -> None:
+    job = Job(min_replicas=2)
+    job.offer(1, count)
+    at_s = 0.0
+    while job.state.phase is Phase.FORMING and at_s < 100.0:
+        for worker, one in list(job.state.workers.items()):
+            job.take(ev.Failed(at_s, worker, f"ImportError: {one.slot}", "start"))
+        at_s += 1.0
+        job.take(ev.Tick(at_s))
+    assert job.state.phase is Phase.FAILED and at_s < 10.0
+    starts = sum(isinstance(one, ev.Launch) for one in job.done)
+    assert starts == count * job.state.limits.max_start_failures
+    assert all(f"ImportError: {slot}" in job.state.error for slot in slots(count))
+
+
+def test_a_bad_slot_of_a_job_that_never_trained_has_chances_once_another_is_ready() -> None:
+    job = Job(min_replicas=2)
+    job.offer(1, 2)
+    good, bad = slots(2)
+    fails(job, bad, 0.0, "ImportError: a module")
+    assert job.state.phase is Phase.FORMING, "the other may be ready yet"
+    job.ready(next(n for n, one in job.state.workers.items() if one.slot == good))
+    at_s = 1000.0
+    for _ in range(job.state.limits.max_chances):
+        assert job.state.phase is Phase.FORMING
+        at_s = chance(job, bad, at_s) + job.state.limits.longest_pause_s
+    assert job.state.phase is Phase.FAILED
+    assert "g/1 on n1: ImportError: a module" in job.state.error
