@@ -28,16 +28,21 @@ _PUBLIC: dict[str, str] = {
     "Metrics": "stoker_train.elastic.policies",
     "ModelShape": "stoker_train.planning",
     "OverlapLocalSGD": "stoker_train.elastic.sync",
+    "Pass": "stoker_train.planning.profiles.profile",
     "Plan": "stoker_train.planning",
     "Plans": "stoker_train.planning",
     "Policy": "stoker_train.elastic.policies",
     "PostLocalSGD": "stoker_train.elastic.sync",
+    "Profile": "stoker_train.planning.profiles.profile",
     "Result": "stoker_train.elastic.options",
     "Scaling": "stoker_train.elastic.options",
     "ShardedDataset": "stoker_train.elastic.data.sources",
     "SyncSwitchOnLoss": "stoker_train.elastic.policies",
     "TrainState": "stoker_train.elastic.state.train_state",
+    "measure_links": "stoker_train.planning.hardware.links",
+    "plan_strategy": "stoker_train.planning",
     "plan_training": "stoker_train.planning",
+    "profile_model": "stoker_train.planning.profiles.profiling",
 }
 """Each public name, and the module that has it."""
 

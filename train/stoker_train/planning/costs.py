@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stoker_train.planning.cluster_shape import ClusterShape
     from stoker_train.planning.model_shape import LayerShape, ModelShape
     from stoker_train.planning.precision import Precision
+    from stoker_train.planning.profiles.profile import Pass, Profile
     from stoker_train.planning.strategy import Strategy
 
     Array = NDArray[np.float64]
@@ -57,7 +58,9 @@ class Estimator:
         precision: Precision,
         seq_len: int,
         flops_per_s: float,
+        profile: Profile | None = None,
     ) -> None:
+        self._profile = profile
         self._model = model
         self._cluster = cluster
         self._precision = precision
@@ -111,6 +114,8 @@ class Estimator:
         expert_link = cluster.link_of(strategy.expert, strategy.data_stride)
 
         def compute_s(layer: LayerShape) -> float:
+            if self._profile is not None:
+                return self._profiled_s(layer, strategy, self._profile)
             return tokens * self._flops(layer, strategy) / strategy.tensor / self._flops_per_s
 
         def expert_s(layer: LayerShape) -> float:
@@ -135,7 +140,36 @@ class Estimator:
             return flops + layer.score_flops_per_token(seq_len, causal=causal)
         return flops
 
+    def _profiled_s(self, layer: LayerShape, strategy: Strategy, profile: Profile) -> float:
+        """Return the seconds of a layer, forward and backward, by those measured of a typical one."""
+        whole = 0.0 if strategy.sequence else profile.whole_share
+        share = whole + (1.0 - whole) / strategy.tensor
+        model, seq_len = self._model, self._seq_len
+        typical = model.layers[len(model.layers) // 2]
+        scale = layer.flops_per_token(seq_len, causal=model.causal) / typical.flops_per_token(
+            seq_len, causal=model.causal
+        )
+
+        def seconds(one: Pass) -> float:
+            return one.fixed_s + one.sequence_s * strategy.micro_batch * share * scale
+
+        forward, backward = seconds(profile.layer_forward), seconds(profile.layer_backward)
+        if strategy.recompute is Recompute.FULL:
+            return 2.0 * forward + backward
+        if strategy.recompute is Recompute.SELECTIVE:
+            again = typical.score_flops_per_token(seq_len, causal=model.causal)
+            return (
+                forward
+                + backward
+                + forward * again / typical.flops_per_token(seq_len, causal=model.causal)
+            )
+        return forward + backward
+
     def _head_s(self, strategy: Strategy) -> float:
+        if self._profile is not None:
+            size, profile = strategy.micro_batch, self._profile
+            ends = profile.ends_forward.seconds(size) + profile.ends_backward.seconds(size)
+            return ends / strategy.tensor
         flops = 2.0 * self._model.hidden * self._model.vocab * (1.0 + _BACKWARD)
         tokens = self._seq_len * strategy.micro_batch
         return tokens * flops / strategy.tensor / self._flops_per_s
@@ -254,6 +288,8 @@ class Estimator:
     def _data_s(self, strategy: Strategy, parameters: float, micro_batch_s: float) -> float:
         """Return the exchange of gradients and weights that no computation hides.
 
+        What computation hides is the cluster's ``overlap`` of it.
+
         2 P for stages 0 to 2, 3 P for stage 3 (Rajbhandari et al. 2020, section 7), which gathers for each
         micro-batch, as stages 2 and 3 reduce for each. Reductions run beside the backward pass, gathers of
         stage 3 beside both; those of 1 and 2 after the update are in the open.
@@ -263,11 +299,14 @@ class Estimator:
             return 0.0
         link = self._cluster.link_of(ranks, strategy.data_stride)
         reduction = gather_s(parameters * self._precision.gradient_bytes, ranks, link)
+        all_reduction = 2 * reduction
+        reduction *= self._cluster.reduce_scatter_cost
         gather = gather_s(parameters * self._precision.weight_bytes, ranks, link)
+        micro_batch_s *= self._cluster.overlap
         backward_s = micro_batch_s * _BACKWARD / (1.0 + _BACKWARD)
         m = strategy.micro_batches
         if strategy.zero == 0:
-            return max(0.0, 2 * reduction - backward_s)
+            return max(0.0, all_reduction - backward_s)
         if strategy.zero == 1:
             return max(0.0, reduction - backward_s) + gather
         if strategy.zero == 2:
@@ -277,6 +316,8 @@ class Estimator:
     def _update_s(self, strategy: Strategy, parameters: float) -> float:
         """Return the optimizer's time: its state is read and written once, gradients and weights moved."""
         parameters /= strategy.data if strategy.zero else 1
+        if self._profile is not None and self._profile.update_s and not strategy.offload:
+            return parameters * self._profile.update_s
         each = self._precision
         moved = parameters * (2 * each.optimizer_bytes + each.gradient_bytes + each.weight_bytes)
         if not strategy.offload:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stoker_train.planning.adapters import shape_of
+from stoker_train.planning.plans import Plan
 from stoker_train.planning.precision import precision
-from stoker_train.planning.search import search
+from stoker_train.planning.search import make_estimator, search
 
 if TYPE_CHECKING:
     from stoker_train.planning.cluster_shape import ClusterShape
     from stoker_train.planning.plans import Plans
+    from stoker_train.planning.profiles.profile import Profile
+    from stoker_train.planning.strategy import Strategy
 
 
 def plan_training(
@@ -22,7 +25,7 @@ def plan_training(
     gpus: int = 0,
     dtype: str = "bf16",
     optimizer: str = "adamw",
-    profile: float | None = None,
+    profile: float | Profile | None = None,
     limit: int = 10,
 ) -> Plans:
     """Return the fastest ways to train a model, those that fit, and why others do not.
@@ -30,8 +33,9 @@ def plan_training(
     ``model`` is a model (``torch.nn.Module``), the config of one of ours or of Hugging Face's, or a
     :class:`ModelShape`. ``cluster`` is by default what the running cluster's records say. ``batch`` is
     sequences in a step over all ranks, ``seq_len`` tokens in each; ``gpus`` how many to use (0: all).
-    ``profile`` is the measured seconds of a forward and backward pass of one sequence on one GPU; without
-    it, time comes from counted operations over the GPU's rate. The ``limit`` best are kept.
+    ``profile`` is what was measured: the seconds of a forward and backward pass of one sequence on one GPU,
+    or a :class:`Profile` as :func:`profile_model` makes it; without it, time comes from counted operations
+    over the GPU's rate. The ``limit`` best are kept.
 
     ValueError names the argument that is wrong. Where nothing fits, the plans are empty and say what binds.
     """
@@ -44,7 +48,7 @@ def plan_training(
             "give a shorter seq_len, or a model with more positions"
         )
     if cluster is None:
-        from stoker_train.planning.cluster_records import running_cluster
+        from stoker_train.planning.hardware.cluster_records import running_cluster
 
         cluster = running_cluster()
     if not 0 <= gpus <= cluster.gpus:
@@ -59,11 +63,51 @@ def plan_training(
         seq_len=seq_len,
         gpus=gpus or cluster.gpus,
         precision=precision(dtype, optimizer),
-        profile_s=profile,
+        profile=profile,
         limit=limit,
+    )
+
+
+def plan_strategy(
+    model: Any,
+    strategy: Strategy,
+    *,
+    cluster: ClusterShape | None = None,
+    seq_len: int,
+    dtype: str = "bf16",
+    optimizer: str = "adamw",
+    profile: float | Profile | None = None,
+) -> Plan:
+    """Return what one strategy of yours takes: its stages, memory and time; arguments as above.
+
+    ValueError where it needs more GPUs than there are, or more memory than one has.
+    """
+    _check_count("seq_len", seq_len)
+    shape = shape_of(model)
+    if cluster is None:
+        from stoker_train.planning.hardware.cluster_records import running_cluster
+
+        cluster = running_cluster()
+    if strategy.gpus > cluster.gpus:
+        raise ValueError(
+            f"plan_strategy(): the strategy takes {strategy.gpus} GPUs, and the cluster has {cluster.gpus}\n"
+            "give smaller degrees; data x tensor x pipeline GPUs train together"
+        )
+    if strategy.pipeline * strategy.interleave > len(shape.layers):
+        raise ValueError(
+            f"plan_strategy(): {strategy.pipeline} x {strategy.interleave} stages of "
+            f"{len(shape.layers)} layers\ngive fewer stages than the model has layers"
+        )
+    estimator = make_estimator(shape, cluster, precision(dtype, optimizer), seq_len, profile)
+    found = estimator.estimate(strategy)
+    if isinstance(found, Plan):
+        return found
+    raise ValueError(
+        f"plan_strategy(): a rank needs {found.total / 1e9:.1f} GB of GPU memory, and has "
+        f"{cluster.usable_bytes / 1e9:.1f}\nplan_training() ranks what fits"
     )
 
 
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"plan_training(): {name} must be a whole number from 1, got {value!r}")
+        raise ValueError(f"{name} must be a whole number from 1, got {value!r}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from stoker_train.planning.costs import Estimator
 from stoker_train.planning.plans import Plan, Plans, Refusal
+from stoker_train.planning.profiles.profile import Profile
 from stoker_train.planning.strategy import Recompute, Strategy
 
 if TYPE_CHECKING:
@@ -46,16 +47,11 @@ def search(
     seq_len: int,
     gpus: int,
     precision: Precision,
-    profile_s: float | None,
+    profile: float | Profile | None,
     limit: int,
 ) -> Plans:
     """Return the ``limit`` fastest strategies for ``gpus`` GPUs; see :func:`~.entry.plan_training`."""
-    rate = cluster.flops_per_s * precision.rate
-    if profile_s is not None:
-        if not profile_s > 0:
-            raise ValueError(f"plan_training(): profile must be seconds above 0, got {profile_s}")
-        rate = 3.0 * seq_len * model.flops_per_token(seq_len) / profile_s
-    estimator = Estimator(model, cluster, precision, seq_len, rate)
+    estimator = make_estimator(model, cluster, precision, seq_len, profile)
     refusals, found, considered = _Refusals(), [], 0
     for tensor, pipeline in _degrees(model, cluster, gpus, refusals):
         data = gpus // (tensor * pipeline)
@@ -67,6 +63,31 @@ def search(
     # Of equally fast plans, the one that leaves most memory.
     found.sort(key=lambda plan: (round(plan.time.total_s, 9), plan.memory.total))
     return Plans(tuple(found[:limit]), refusals.all(), considered)
+
+
+def make_estimator(
+    model: ModelShape,
+    cluster: ClusterShape,
+    precision: Precision,
+    seq_len: int,
+    profile: float | Profile | None,
+) -> Estimator:
+    """Return what estimates one strategy after the other; ValueError for a profile that is no time."""
+    rate = cluster.flops_per_s * precision.rate
+    passes, seconds = None, profile
+    if isinstance(profile, Profile):
+        passes, seconds = profile, _seconds_of_a_sequence(model, profile)
+    if isinstance(seconds, float | int):
+        if not seconds > 0:
+            raise ValueError(f"plan_training(): profile must be seconds above 0, got {seconds}")
+        rate = 3.0 * seq_len * model.flops_per_token(seq_len) / seconds
+    return Estimator(model, cluster, precision, seq_len, rate, passes)
+
+
+def _seconds_of_a_sequence(model: ModelShape, profile: Profile) -> float:
+    layer = profile.layer_forward.seconds(1) + profile.layer_backward.seconds(1)
+    ends = profile.ends_forward.seconds(1) + profile.ends_backward.seconds(1)
+    return layer * len(model.layers) + ends
 
 
 def _divisors(number: int) -> list[int]:

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import click
 
@@ -18,11 +19,13 @@ from stoker.cli.options import cluster_options, http_client
 from stoker.cli.output import echo, print_json, print_table
 from stoker.cli.tables import Column
 from stoker.exceptions import BadRequestError
+from stoker_wire.messages.control import KvGet, KvReply
 
 if TYPE_CHECKING:
     from stoker.runtime.net.http import HttpClient
 
 _GIGABITS = 1e9 / 8
+_KEYS_PER_CALL = 1000
 _COLUMNS = (
     Column("plan", "plan", shrink=30),
     *(Column(name, name) for name in ("step", "tokens/s")),
@@ -48,8 +51,8 @@ _COLUMNS = (
     "--gpus-per-node", type=click.IntRange(1), default=8, show_default=True, help="With --gpu."
 )
 @click.option(
-    "--network", "gigabits", type=float, default=200.0, show_default=True,
-    help="Gbit/s of a node's network.",
+    "--network", "gigabits", type=float,
+    help="Gbit/s of a node's network.  [default: as stoker.train.measure_links() measured it, else 200]",
 )  # fmt: skip
 @click.option(
     "--dtype", type=click.Choice(["bf16", "fp16", "fp32"]), default="bf16", show_default=True
@@ -69,7 +72,7 @@ def plan(
     gpu: str | None,
     nodes: int,
     gpus_per_node: int,
-    gigabits: float,
+    gigabits: float | None,
     dtype: str,
     optimizer: str,
     limit: int,
@@ -83,12 +86,14 @@ def plan(
     config.json, or MODULE:NAME, a config or a model of your own.
     """
     planning = importlib.import_module("stoker_train.planning")
-    between = planning.Link(gigabits * _GIGABITS, 20e-6)
     try:
+        between = None if gigabits is None else planning.Link(gigabits * _GIGABITS, 20e-6)
         if gpu is not None:
             cluster = planning.cluster_of_kind(gpu, nodes, gpus_per_node, between)
         else:
-            cluster = planning.cluster_of(_nodes(http_client(address, token)), between=between)
+            client = http_client(address, token)
+            records = _nodes(client)
+            cluster = planning.cluster_of(records, between=between, links=_links(client, records))
         found = planning.plan_training(
             _model(model),
             cluster=cluster,
@@ -110,6 +115,20 @@ def plan(
         echo(f"  {one.constraint} ({one.count}): {one.nearest}", err=True)
     if not found.plans:
         raise SystemExit(1)
+
+
+def _links(client: HttpClient, records: list[dict[str, Any]]) -> dict[Any, Any]:
+    """Return the links between nodes that were measured."""
+    links = importlib.import_module("stoker_train.planning.hardware.links")
+    keys: list[str] = links.keys_of([one["node_id"] for one in records])
+    found: dict[str, bytes] = {}
+    for first in range(0, len(keys), _KEYS_PER_CALL):
+        body = KvGet(keys=tuple(keys[first : first + _KEYS_PER_CALL]))
+        path = f"/v1/kv/{quote(links.NAMESPACE, safe='')}"
+        reply = client.call("POST", path, body, reply=KvReply)
+        found |= {one.key: one.value for one in reply.items}
+    known: dict[Any, Any] = links.read_links(found)
+    return known
 
 
 def _nodes(client: HttpClient) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ from stoker.cli.views.training import train
 from stoker.exceptions import BadRequestError
 from stoker_train.planning import ClusterShape, Link, ModelShape, plan_training
 from stoker_train.planning.adapters import shape_of
-from stoker_train.planning.cluster_records import cluster_of
-from stoker_train.planning.gpu_kinds import kind_of
+from stoker_train.planning.hardware.cluster_records import cluster_of
+from stoker_train.planning.hardware.gpu_kinds import kind_of
 from stoker_train.planning.model_shape import transformer
 from stoker_wire.messages.cluster import NodeState
 

@@ -6,13 +6,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from stoker_train.planning.cluster_shape import ClusterShape, Link
-from stoker_train.planning.gpu_kinds import KINDS, PRODUCTS_REACH, kind_of
+from stoker_train.planning.hardware.gpu_kinds import KINDS, PRODUCTS_REACH, kind_of
+from stoker_train.planning.hardware.links import inside, slowest, stored_links
 from stoker_wire.messages.cluster import NodeState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from stoker_train.planning.gpu_kinds import GpuKind
+    from stoker_train.planning.hardware.gpu_kinds import GpuKind
+    from stoker_train.planning.hardware.links import Measured, Pair
 
 _PCIE = Link(20e9, 10e-6)
 _NETWORK = Link(25e9, 20e-6)
@@ -22,21 +24,30 @@ _MEMORY = "memory"
 
 
 def running_cluster() -> ClusterShape:
-    """Return the shape of the cluster that this process is connected to; see :func:`cluster_of`."""
+    """Return the shape of the cluster that this process is connected to; see :func:`cluster_of`.
+
+    Links are those that :func:`stoker.train.measure_links` has measured on it, if any.
+    """
     import stoker
 
-    return cluster_of(stoker.nodes())
+    return cluster_of(stoker.nodes(), links=stored_links())
 
 
-def cluster_of(nodes: Sequence[dict[str, Any]], *, between: Link = _NETWORK) -> ClusterShape:
+def cluster_of(
+    nodes: Sequence[dict[str, Any]],
+    *,
+    between: Link | None = None,
+    links: Mapping[Pair, Measured] | None = None,
+) -> ClusterShape:
     """Return the shape of the largest part of a cluster that is equal: one kind of GPU, as many on each node.
 
     ``nodes`` are records as ``stoker.nodes()`` returns them. ``between`` is the network of a node, which
-    records do not tell: 25 GB/s (200 Gbit/s) if not given. ValueError where no node has a GPU of a known
-    kind.
+    records do not tell: by default the slowest of the measured ``links`` between the nodes, or 25 GB/s (200
+    Gbit/s) where none was measured. ValueError where no node has a GPU of a known kind.
     """
+    links = links or {}
     groups: Counter[tuple[str, int]] = Counter()
-    found: dict[tuple[str, int], dict[str, Any]] = {}
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
     unknown: set[str] = set()
     for node in nodes:
         if node.get("state") != NodeState.ALIVE:
@@ -52,7 +63,7 @@ def cluster_of(nodes: Sequence[dict[str, Any]], *, between: Link = _NETWORK) -> 
                 unknown.add(name)
                 continue
             groups[name, count] += 1
-            found[name, count] = node
+            found.setdefault((name, count), []).append(node)
     if not groups:
         seen = f"; its GPUs are {', '.join(sorted(unknown))}" if unknown else ""
         raise ValueError(
@@ -62,7 +73,8 @@ def cluster_of(nodes: Sequence[dict[str, Any]], *, between: Link = _NETWORK) -> 
     name, count = max(groups, key=lambda one: (groups[one] * one[1], one))
     kind = kind_of(name)
     assert kind is not None
-    node = found[name, count]
+    node = found[name, count][-1]
+    ids = [str(one.get("node_id", "")) for one in found[name, count]]
     devices = [one for one in node["devices"] if one.get("name") == name]
     linked = count > 1 and all(
         set(dict(one.get("links", {})).values()) == {"nvlink"} for one in devices
@@ -73,15 +85,15 @@ def cluster_of(nodes: Sequence[dict[str, Any]], *, between: Link = _NETWORK) -> 
         gpus_per_node=count,
         memory_bytes=float(memory),
         flops_per_s=PRODUCTS_REACH * kind.flops_per_s,
-        inside=_nvlink(kind) if linked else _PCIE,
-        between=between,
+        inside=inside(links, ids) or (_nvlink(kind) if linked else _PCIE),
+        between=between or slowest(links, ids) or _NETWORK,
         host_bytes=0.7 * float(node.get("resources", {}).get(_MEMORY, 0.0)),
         memory_bytes_per_s=_COPIES_REACH * kind.memory_bytes_per_s,
     )
 
 
 def cluster_of_kind(
-    name: str, nodes: int, gpus_per_node: int, between: Link = _NETWORK
+    name: str, nodes: int, gpus_per_node: int, between: Link | None = None
 ) -> ClusterShape:
     """Return a cluster of GPUs of a known kind, joined by NVLink in a node where they have it.
 
@@ -98,7 +110,7 @@ def cluster_of_kind(
         memory_bytes=kind.memory_bytes,
         flops_per_s=PRODUCTS_REACH * kind.flops_per_s,
         inside=_nvlink(kind) if linked else _PCIE,
-        between=between,
+        between=between or _NETWORK,
         memory_bytes_per_s=_COPIES_REACH * kind.memory_bytes_per_s,
     )
 

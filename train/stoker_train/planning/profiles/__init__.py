@@ -1,0 +1,1 @@
+"""Measured seconds of a model's passes, in place of counted operations."""
