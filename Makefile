@@ -27,7 +27,7 @@ export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 # Where it is set, each of a thousand processes compiles all our modules for itself: a cluster starts in 0.9 s, not in 0.5.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help env services demo demo-elastic test interop sim fuzz chaos flakes check types format docs site lock sbom audit release bench bench-elastic up down pin soak clean
+.PHONY: help env services demo demo-elastic test test-all interop sim fuzz chaos flakes check types format docs site lock sbom audit release bench bench-elastic up down pin soak clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,9 +44,12 @@ demo: env  ## train a small model on a local cluster
 demo-elastic: env  ## three elastic jobs share eight GPUs that are only said to be there, for two minutes
 	@$(PY) examples/demo_elastic.py
 
-test: services  ## run every test that needs no GPU (about 25 minutes on 2 cores)
+test: services  ## run the tests that need no GPU but the slowest (about 15 minutes on 2 cores)
 	@$(PY) -m tests.machine
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-all:  ## run every test that needs no GPU (about 35 minutes on 2 cores)
+	@$(MAKE) test PYTEST_ARGS="--slow $(PYTEST_ARGS)"
 
 interop: env  ## tests with libraries of others (joblib, dask, optuna, airflow, ray, notebook, generated_clients, prometheus, huggingface), each in an environment of its own (INTEROP_ARGS="dask --fresh")
 	@$(PY) -m tests.interop $(INTEROP_ARGS)
@@ -62,7 +65,7 @@ chaos: services  ## 4 workloads through 31 faults of real processes, within an h
 
 flakes: services  ## the suite 5 times with fresh seeds, once under load, once at nice 19 (FLAKES_ARGS="--runs 5")
 	@$(PY) -m tests.machine
-	@$(PY) -m tests.flakes --workers $(TEST_WORKERS) $(FLAKES_ARGS)
+	@$(PY) -m tests.tiers.flakes --workers $(TEST_WORKERS) $(FLAKES_ARGS)
 
 check: env  ## lint, format, spelling and types: what must pass before a commit
 	@$(VENV)/bin/ruff check .

@@ -18,6 +18,7 @@ import pytest
 from tests import leaks
 from tests.quiet import Quiet
 from tests.services import PostgresServer, RedisServer, ServerUnavailable
+from tests.tiers.slow import slow_tests
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -45,7 +46,17 @@ LONGEST_FIRST = ("test_codegen.py", "e2e", "kernels", "sim", "contract")
 SPREAD = "chaos"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slow", action="store_true", help="run slow tests too, as a run that names files does"
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS and not hasattr(
+        config, "workerinput"
+    ):
+        config.option.slow = True
     # Before numpy is there: of several processes on few cores its threads would mostly wait for each other.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Settings of the developer's own shell must not decide a test.
@@ -71,17 +82,34 @@ def pytest_terminal_summary(
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, object, object]:
+def pytest_collection_modifyitems(
+    items: list[pytest.Item], config: pytest.Config
+) -> Generator[None, object, object]:
     for item in items:
         for folder, marker in MARKED_FOLDERS.items():
             if folder in item.path.parts:
                 item.add_marker(marker)
+    if not config.option.slow:
+        _leave_out_slow(items, config)
     result = yield
     if "PYTEST_XDIST_WORKER" in os.environ:
         # Within their folders, files stay as pytest-randomly has shuffled them.
         items.sort(key=lambda item: [folder not in item.path.parts for folder in LONGEST_FIRST])
         items[:] = _spread(items)
     return result
+
+
+def _leave_out_slow(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Leave tests to ``make test-all``: those of tests/tiers/slow.txt, and cases that are marked."""
+    slow = slow_tests()
+    left = [
+        one
+        for one in items
+        if one.nodeid.partition("[")[0] in slow or one.get_closest_marker("slow") is not None
+    ]
+    out = set(left)
+    items[:] = [one for one in items if one not in out]
+    config.hook.pytest_deselected(items=left)
 
 
 def _spread(items: list[pytest.Item]) -> list[pytest.Item]:

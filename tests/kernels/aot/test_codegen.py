@@ -57,6 +57,15 @@ PER_VALUE = {
     "bias_gelu_fwd_kernel": ("bias_gelu_erf", "instructions", 4096, 20.0),
 }
 
+# What make test compiles; the others are for make test-all. Those that PER_VALUE counts are among them.
+TYPICAL = frozenset(
+    {
+        "adamw", "attention", "bias_gelu_erf", "causal_softmax", "cross_entropy",
+        "dropout_add_layer_norm", "fp8_linear", "fused_dense", "grouped_gemm", "linear_cross_entropy",
+        "masked_softmax", "radix_sort", "rms_norm", "rotary", "topk_compress",
+    }
+)  # fmt: skip
+
 Report = dict[tuple[str, str, str], dict[str, int]]  # (kernel, workload, arch) -> usage
 
 
@@ -95,7 +104,12 @@ def compiled(request: pytest.FixtureRequest, session_seed: int) -> dict[str, Rep
     return found
 
 
-@pytest.fixture(params=list(workloads()))
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=() if name in TYPICAL else pytest.mark.slow)
+        for name in workloads()
+    ]
+)
 def report(request: pytest.FixtureRequest, compiled: dict[str, Report]) -> Report:
     """Resource usage of one workload's kernels for every architecture."""
     found = compiled[request.param]

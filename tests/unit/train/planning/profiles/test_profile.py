@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,6 +13,9 @@ from stoker_train.planning.model_shape import transformer
 from stoker_train.planning.profiles.profile import Pass, Profile
 from stoker_train.planning.profiles.profiling import profile_model
 from stoker_train.planning.strategy import Recompute
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SHAPE = transformer("gpt", layers=8, hidden=256, heads=4, vocab=1000, tied=False)
 FREE = Link(1e30, 0.0)
@@ -81,9 +84,9 @@ def test_exchange_hides_beside_no_more_than_the_overlap_of_a_cluster() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_name(make: object, match: str) -> None:
+def test_what_makes_no_sense_is_refused_by_name(make: Callable[[], Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        make()  # type: ignore[operator]
+        make()
 
 
 class Rule:
@@ -98,7 +101,7 @@ class Rule:
         for one in self.parameters:
             assert one.grad is not None
             self.state[one] = one.grad
-            one += 1.0
+            one.add_(1.0)
 
 
 def test_the_passes_of_a_model_are_measured() -> None:

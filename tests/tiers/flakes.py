@@ -3,7 +3,7 @@
 Runs at one commit add up over invocations: what is missing is run, and the summary is of all. A run
 is one of
 
-- ``quiet``: the suite as ``make test`` runs it, with fresh seeds (as often as ``--runs`` says);
+- ``quiet``: the suite as ``make test-all`` runs it, with fresh seeds (as often as ``--runs`` says);
 - ``busy``: beside a busy loop on each core;
 - ``nice``: at nice 19, beside a process that keeps 1 GB of memory in use.
 
@@ -30,7 +30,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / ".flakes"
 RUN_S = 3600.0
 BUSY = "while True: pass"
@@ -76,7 +76,7 @@ def run(condition: str, workers: int, extra: list[str]) -> Run:
     report, log = RECORDS / f"{name}.xml", RECORDS / f"{name}.log"
     command = [
         *(("nice", "-n", "19") if condition == "nice" else ()),
-        sys.executable, "-m", "pytest", "-q", "-n", str(workers),
+        sys.executable, "-m", "pytest", "-q", "--slow", "-n", str(workers),
         "--dist", "loadfile", "--no-loadscope-reorder",
         f"--randomly-seed={seed}", f"--junitxml={report}", "-o", "junit_family=xunit1", *extra,
     ]  # fmt: skip
