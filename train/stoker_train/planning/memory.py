@@ -79,16 +79,16 @@ def layer_bytes(layer: LayerShape, seq_len: int, strategy: Strategy, precision: 
 def in_flight(stage: int, strategy: Strategy) -> float:
     """Return for how many micro-batches a stage keeps activations at most.
 
-    1F1B: p - stage, and no more than there are. Interleaved with v stages on each rank: 1 + (p - 1) / (p v)
-    times those of the first stage without a pipeline's warm-up, in micro-batches of the whole rank's layers:
-    p + (p - 1) / v.
+    1F1B: p - stage, and no more than there are. Interleaved, with v stages on each rank, it has run
+    (v - 1) p + 2 (p - 1 - rank) + 1 of them forward before the first comes back, each through one of its v
+    stages; in micro-batches through all its layers p + (p - 1 - 2 rank) / v.
     """
     p, m, v = strategy.pipeline, strategy.micro_batches, strategy.interleave
     if p == 1:
         return 1.0
     if v == 1:
         return float(min(p - stage, m))
-    return min(p + (p - 1) / v, float(m))
+    return min(p + (p - 1 - 2 * stage) / v, float(m))
 
 
 def ends_bytes(model: ModelShape, stage: int, strategy: Strategy) -> float:

@@ -35,8 +35,8 @@ def profile_model(
 ) -> Profile:
     """Return the measured passes of ``model``, whose equal ``layers`` are called one after the other.
 
-    ``batch(n)`` returns inputs and targets of n sequences, on the model's device; ``loss_fn(outputs,
-    targets)`` a scalar. Each of two micro-batch ``sizes`` is timed ``rounds`` times after one that is not
+    ``batch(n)`` returns inputs and targets of n sequences, on the model's device: inputs are a tensor, or a
+    tuple or dict of arguments. ``loss_fn(outputs, targets)`` returns a scalar. Each of two micro-batch ``sizes`` is timed ``rounds`` times after one that is not
     counted; medians are taken. With an ``optimizer`` its update is timed too. Gradients are dropped.
 
     ValueError where no layer is called, or ``sizes`` are not two growing numbers from 1.
@@ -90,7 +90,7 @@ def _measure(
             called.clear()
             model.zero_grad(set_to_none=True)
             began = _now()
-            loss = loss_fn(model(inputs), targets)
+            loss = loss_fn(_call(model, inputs), targets)
             middle = _now()
             torch.autograd.backward(loss)
             whole.append(_Seconds(middle - began, _now() - middle))
@@ -103,6 +103,12 @@ def _measure(
     args, kwargs = called[0]
     alone = [_layer_pass(layer, args, kwargs) for _ in range(rounds + 1)]
     return _median(whole[1:]), _median(alone[1:]), _norm_share(layer, args, kwargs, rounds)
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
 def _layer_pass(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Seconds:
