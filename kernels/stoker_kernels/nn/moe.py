@@ -39,23 +39,11 @@ class MoE(nn.Module):
         logits = self.router(tokens)
         scores, chosen = logits.float().topk(self.top_k, -1)  # (T, k)
         shares = scores.softmax(-1).to(x.dtype)
-        y = (
-            self._grouped(tokens, shares, chosen)
-            if self.ours
-            else self._plain(tokens, shares, chosen)
-        )
+        if self.ours:
+            y = swiglu_experts(tokens, self.up, self.down, chosen, shares)
+        else:
+            y = self._plain(tokens, shares, chosen)
         return y.view(x.shape), logits
-
-    def _grouped(
-        self, tokens: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor
-    ) -> torch.Tensor:
-        of_expert, order = chosen.flatten().sort(stable=True)  # (T k,) copies of tokens
-        every = torch.arange(self.experts, device=tokens.device)
-        ends = torch.searchsorted(of_expert, every, right=True).to(torch.int32)
-        wide = swiglu(grouped_gemm(tokens[order // self.top_k], self.up, ends))
-        out = grouped_gemm(wide, self.down, ends)  # (T k, C), by expert
-        back = out[order.argsort()].view(*chosen.shape, -1)  # (T, k, C)
-        return (back * shares[..., None].to(back.dtype)).sum(1).to(tokens.dtype)
 
     def _plain(
         self, tokens: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor
@@ -68,6 +56,27 @@ class MoE(nn.Module):
             gate, value = F.linear(tokens, self.up[expert]).chunk(2, -1)
             y = y + share * F.linear(F.silu(gate) * value, self.down[expert])
         return y
+
+
+def swiglu_experts(
+    tokens: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    chosen: torch.Tensor,
+    shares: torch.Tensor,
+) -> torch.Tensor:
+    """Send tokens (T, C) through their SwiGLU experts and sum what these return by ``shares`` -> (T, C).
+
+    ``up`` (E, 2 F, C), [gate | value] of each expert, ``down`` (E, C, F); ``chosen`` and ``shares`` (T, k).
+    An index of E or more sends a token nowhere: it adds zero, and has no gradient.
+    """
+    of_expert, order = chosen.flatten().sort(stable=True)  # (T k,) copies of tokens
+    every = torch.arange(up.shape[0], device=tokens.device)
+    ends = torch.searchsorted(of_expert, every, right=True).to(torch.int32)
+    wide = swiglu(grouped_gemm(tokens[order // chosen.shape[1]], up, ends))
+    out = grouped_gemm(wide, down, ends)  # (T k, C), by expert
+    back = out[order.argsort()].unflatten(0, chosen.shape)  # (T, k, C)
+    return (back * shares[..., None]).sum(1).to(tokens.dtype)
 
 
 def load_balancing_loss(logits: torch.Tensor, top_k: int) -> torch.Tensor:

@@ -94,7 +94,8 @@ def _apply_to(
     if mixin_of(module) is not None:
         entry: Any = catalogue.ENTRIES.get(qualified(kind))
         if entry is not None:
-            applied.note_replaced(name, kind.__name__, entry.kernel, partial(restore, module))
+            if entry.kernel != "attention":
+                applied.note_replaced(name, kind.__name__, entry.kernel, partial(restore, module))
             if entry.attends:
                 attending.append((name, module))
         return []
@@ -117,7 +118,7 @@ def _apply_to(
     if why:
         applied.note_left(name, kind.__name__, why)
         return [(name, why)]
-    if entry.mixin is not None:
+    if entry.mixin is not None and entry.kernel != "attention":
         swap(module, entry.mixin)
         applied.note_replaced(name, kind.__name__, entry.kernel, partial(restore, module))
     return []
@@ -152,8 +153,28 @@ def _attend(
             continue
         undo = _switch(model, config)
         for name, module in blocks:
-            applied.note_replaced(name, _kind(module).__name__, "attention", undo)
+            kind = _kind(module)
+            entry = catalogue.ENTRIES[qualified(kind)]
+            if entry.kernel == "attention" and entry.mixin is not None:
+                if mixin_of(module) is None:
+                    swap(module, entry.mixin)
+                applied.note_replaced(
+                    name, kind.__name__, "attention", partial(_own_again, undo, module)
+                )
+            else:
+                applied.note_replaced(name, kind.__name__, "attention", undo)
+    for (
+        module
+    ) in model.modules():  # ``generate`` makes a decoder's masks by the whole model's config
+        config = getattr(getattr(module, "decoder", None), "config", None)
+        if getattr(config, "_attn_implementation", "") == NAME and "config" in module.__dict__:
+            applied.note_undo(_switch(model, module.config))
     return refused
+
+
+def _own_again(undo: Any, module: nn.Module) -> None:
+    undo()
+    restore(module)
 
 
 def _kind(module: nn.Module) -> type:

@@ -15,6 +15,8 @@ from stoker_kernels.patching.masks import REMEDY, Layout, make_layout
 if TYPE_CHECKING:
     import torch
 
+    from stoker_kernels.ops.attention.relative import RelativeBias
+
 NAME = "stoker"
 
 
@@ -38,13 +40,14 @@ def attend(
     softcap: float | None = None,
     is_causal: bool | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    relative_bias: RelativeBias | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend: query (B, H, S, D), key, value (B, H_kv, S_k, D) -> (B, S, H, D), no weights.
 
     ``attention_mask`` is a :class:`Layout`, or None for a model without a mask: then ``is_causal``, or the
-    module's attribute of that name, decides. Padded queries are zero. Raises ``ValueError`` for what is
-    not supported.
+    module's attribute of that name, decides. Padded queries are zero, where they are keys too. Raises
+    ``ValueError`` for what is not supported.
     """
     _refuse(others)
     layout = attention_mask
@@ -75,7 +78,15 @@ def attend(
     options: dict[str, Any] = {
         "causal": layout.causal, "scale": scaling, "dropout_p": dropout, "window": layout.window,
         "softcap": softcap, "alibi_slopes": alibi_slopes,
+        "relative_bias": relative_bias,
     }  # fmt: skip
+    if relative_bias is not None and not layout.causal:
+        if query.shape[2] != key.shape[2]:
+            raise ValueError(
+                "attention 'stoker': queries and keys of relative_bias differ in number, and are not causal\n"
+                + REMEDY
+            )
+        layout = layout.own_keys()  # distances count from the last key of a segment
     if layout.edges is None:
         return flash_attention(query, key, value, **options).transpose(1, 2), None
     edges_q, edges_k = (edge.to(query.device) for edge in layout.edges)

@@ -15,11 +15,17 @@ from typing import Any
 from torch import nn
 
 from stoker_kernels.ops.attention.autograd import HEAD_DIMS
-from stoker_kernels.patching import feed_forward, losses, norms, rotary_attention
+from stoker_kernels.patching import (
+    feed_forward,
+    losses,
+    norms,
+    relative_attention,
+    rotary_attention,
+)
 from stoker_kernels.patching.recognition import altered, digest, qualified
 
 KERNELS = (
-    "rms_norm", "layer_norm", "glu", "bias_gelu", "rotary", "attention",
+    "rms_norm", "layer_norm", "glu", "bias_gelu", "grouped_gemm", "rotary", "attention",
     "cross_entropy", "linear_cross_entropy",
 )  # fmt: skip
 
@@ -99,6 +105,7 @@ ENTRIES: dict[str, Entry] = {
     **_family(
         "mixtral", "Mixtral",
         RMSNorm=_LLAMA_NORM, Attention=_llama_attention("ba150f9e40fc"),
+        Experts=_entry("grouped_gemm", feed_forward.ExpertsForward, "d6e174adf39a"),
     ),
     **_family(
         "gemma2", "Gemma2",
@@ -134,16 +141,15 @@ ENTRIES: dict[str, Entry] = {
     **_family(
         "t5", "T5",
         LayerNorm=_entry("rms_norm", norms.RMSNormForward, "defb8f5113ef"),
+        Attention=_entry(
+            "attention", relative_attention.T5AttentionForward, "6a64da07e7fa", attends=True
+        ),
         DenseGatedActDense=_entry("glu", feed_forward.T5GLUForward, "1c2fbd61a5a1"),
     ),
 }  # fmt: skip
 
 LEFT: dict[str, str] = {
-    "transformers.models.t5.modeling_t5.T5Attention": "it adds a learned bias to its scores",
     "transformers.models.t5.modeling_t5.T5DenseActDense": "its first layer has no bias to fuse",
-    "transformers.models.mixtral.modeling_mixtral.MixtralExperts": (
-        "transformers has grouped products of its own for experts"
-    ),
     "transformers.models.falcon.modeling_falcon.FalconFlashAttention2": (
         "it calls FlashAttention itself: load the model with attn_implementation='sdpa'"
     ),
@@ -216,7 +222,7 @@ def _unknown(module: nn.Module) -> str:
 
 def why_no_attention(module: Any) -> str:
     """Return why an attention block cannot take our attention, or ""."""
-    names = ("head_dim", "attention_head_size", "head_size")
+    names = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
     size = next((getattr(module, name) for name in names if hasattr(module, name)), None)
     if size not in HEAD_DIMS:
         return f"head dimension {size}: there are {', '.join(map(str, HEAD_DIMS))}"

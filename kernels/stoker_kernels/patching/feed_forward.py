@@ -14,9 +14,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from stoker_kernels.nn.moe import swiglu_experts
 from stoker_kernels.ops.bias_gelu import bias_gelu
 from stoker_kernels.ops.glu import geglu, swiglu
 from stoker_kernels.patching.recognition import plain
+from stoker_kernels.runtime.backend import autocast_dtype
 
 _ACTIVATIONS = {
     "torch.nn.modules.activation.SiLU": "silu",
@@ -157,6 +159,33 @@ class BertIntermediateForward:
     def why_not(module: Any) -> str:
         """Return why it stays, or ""."""
         return _why_no_gelu(module, "dense", "intermediate_act_fn")
+
+
+class ExpertsForward:
+    """Mixtral's experts: all gates, then all second layers, as one grouped product each.
+
+    Whatever ``experts_implementation`` the config names; experts on several ranks keep their own code.
+    """
+
+    def forward(
+        self: Any,
+        hidden_states: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """Map tokens (T, C), their experts (T, k) and shares (T, k) -> (T, C)."""
+        up, down = self.gate_up_proj, self.down_proj
+        kept = self._is_expert_parallel or "DTensor" in (type(up).__name__, type(down).__name__)
+        same = hidden_states.dtype == up.dtype == down.dtype
+        same |= autocast_dtype(hidden_states) is not None
+        if kept or not same or activation_of(self.act_fn) != "silu":
+            return super().forward(hidden_states, top_k_index, top_k_weights)  # type: ignore[misc]
+        return swiglu_experts(hidden_states, up, down, top_k_index, top_k_weights)
+
+    @staticmethod
+    def why_not(module: Any) -> str:
+        """Return why it stays, or ""."""
+        return _why_not(module, "act_fn", ("silu",))
 
 
 class SequentialForward:

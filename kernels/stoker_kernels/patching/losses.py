@@ -69,10 +69,13 @@ class Labels:
     inner: torch.Tensor | None = None  # labels that the model itself is not given
 
 
+_READ = ("labels", "attention_mask", "decoder_input_ids", "decoder_inputs_embeds")
+
+
 def places(kind: type[nn.Module]) -> dict[str, int]:
     """Return where the arguments of ``kind.forward`` that we read stand, without self."""
     names = list(inspect.signature(kind.forward).parameters)
-    return {name: names.index(name) - 1 for name in ("labels", "attention_mask")}
+    return {name: names.index(name) - 1 for name in _READ if name in names}
 
 
 def _given(state: Labels, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -192,8 +195,8 @@ def before_inner(
     if state.defers and module.training and torch.is_grad_enabled() and _deferrable(module, state):
         state.labels = labels
     changed = {**kwargs, "labels": None}
-    given = (kwargs.get("decoder_input_ids"), kwargs.get("decoder_inputs_embeds"))
-    if hasattr(module, "_shift_right") and given == (None, None):  # T5 makes them of the labels
+    decoded = [_given(state, name, args, kwargs) for name in _READ[2:] if name in state.places]
+    if decoded and all(value is None for value in decoded):  # T5 makes them of the labels
         changed["decoder_input_ids"] = module._shift_right(labels)
     return args, changed
 

@@ -52,6 +52,17 @@ class Layout:
         edges = (self.edges[0].to(device), self.edges[1].to(device))
         return Layout(self.causal, self.window, edges, self.packed)
 
+    def own_keys(self) -> Layout:
+        """Return that of self-attention whose padded queries see nothing, as they do where it is causal."""
+        if self.edges is None or self.causal or self.packed:
+            return self
+        keys = self.edges[1]
+        _, before, real, _, behind = keys.diff().view(-1, 5).unbind(1)  # as _edges makes them
+        none = torch.zeros_like(real)
+        sizes = torch.stack([before, none, real, behind, none], 1).flatten()
+        ends = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).to(torch.int32)
+        return Layout(self.causal, self.window, (ends, keys), self.packed)
+
 
 def make_layout(
     batch_size: int,

@@ -29,6 +29,10 @@ class Applied:
         self._kinds[name] = kind
         self._undo.append(undo)
 
+    def note_undo(self, undo: Callable[[], None]) -> None:
+        """Note how something ends that is no module's kernel."""
+        self._undo.append(undo)
+
     def note_left(self, name: str, kind: str, why: str) -> None:
         """Note that the module ``name`` of class ``kind``, or a part of it, stays, and why."""
         before = self.left.get(name)

@@ -88,6 +88,14 @@ def test_zeros_nan_and_infinity(backend: str, scaling: str) -> None:
     assert not y[1].isfinite().any()
     assert not y[2].isfinite().any()
     assert y[3].abs().max() < 1e-30
+    x = torch.randn(4, 40)
+    x[1, 3] = float("nan")
+    y, turned = fp8_linear(x, w.repeat(1, 2), scaling=scaling), fp8_linear(w.repeat(1, 2), x)
+    assert (
+        y.isfinite().all(1).tolist()
+        == turned.isfinite().all(0).tolist()
+        == [True, False, True, True]
+    )
 
 
 def test_the_same_weight_either_way(interpreter: None) -> None:
@@ -122,6 +130,9 @@ def test_empty_batch_and_errors(backend: str) -> None:
     y.sum().backward()
     assert y.shape == (0, 5)
     assert torch.equal(w.grad, torch.zeros(5, 20))
+    (rows,) = leaves(torch.randn(3, 20))
+    fp8_linear(rows, torch.zeros(0, 20)).sum().backward()
+    assert torch.equal(rows.grad, torch.zeros(3, 20))
     with pytest.raises(ValueError, match="scaling must be one of row, block, got 'tensor'"):
         fp8_linear(x, w, scaling="tensor")
     with pytest.raises(ValueError, match=r"fp8_linear: weight must be \(N, K\)"):

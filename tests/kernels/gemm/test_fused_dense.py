@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker_kernels import fused_dense, fused_glu_dense, nn
 from tests.kernels._numerics import assert_close, leaves, poison_empty
@@ -187,6 +188,36 @@ def test_empty_batch(backend: str) -> None:
     assert y.shape == (0, 3, COLUMNS)
     assert torch.equal(w.grad, torch.zeros_like(w))
     assert torch.equal(b.grad, torch.zeros_like(b))
+    x, w = leaves(torch.randn(3, INNER), torch.zeros(0, INNER))
+    fused_dense(x, w).sum().backward()
+    assert torch.equal(x.grad, torch.zeros(3, INNER))
+
+
+class Products(TorchDispatchMode):
+    """Counts PyTorch's matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.mm.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_frozen_tensors_cost_no_product(gated: bool) -> None:
+    """As those of a model that is adapted: each product of the backward is a third of the layer."""
+    products = []
+    for frozen in (None, "x", "w"):
+        given = {"x": torch.randn(8, INNER), "w": torch.randn(COLUMNS, INNER)}
+        given |= {"up": torch.randn(COLUMNS, INNER)} if gated else {}
+        for name, tensor in given.items():
+            tensor.requires_grad_(frozen is None or (name == "x") != (frozen == "x"))
+        y = fused_glu_dense(*given.values()) if gated else fused_dense(*given.values())
+        with Products() as counter:
+            y.sum().backward()
+        assert all((t.grad is not None) == t.requires_grad for t in given.values())
+        products.append(counter.count)
+    assert products == ([4, 2, 2] if gated else [2, 1, 1])
 
 
 @pytest.mark.parametrize("gated", [False, True])

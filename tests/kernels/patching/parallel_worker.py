@@ -58,6 +58,17 @@ def sharded(seed: int, patched: bool, head: bool) -> torch.nn.Module:
     return fully_shard(model, mesh=mesh)  # type: ignore[return-value]
 
 
+def sharded_t5(seed: int, patched: bool) -> torch.nn.Module:
+    """Blocks that use the bias of the first one, whose weights are free by then."""
+    model: Any = build("t5", seed)
+    if patched:
+        assert "attention" in apply(model).replaced["encoder.block.0.layer.0.SelfAttention"]
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in (*model.encoder.block, *model.decoder.block):
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)  # type: ignore[return-value]
+
+
 def main() -> None:
     rank, workers, meet = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     seed = int(sys.argv[4])
@@ -74,6 +85,7 @@ def main() -> None:
 
     for head in (False, True):
         check(*(train(sharded(seed, on, head), "left", seed, rank) for on in (True, False)))
+    check(*(train(sharded_t5(seed, on), "right", seed, rank) for on in (True, False)))
     late = build("llama", seed)
     fully_shard(late, mesh=init_device_mesh("cpu", (workers,)))
     applied = apply(late)  # the parts have kernels; the model has another class by now

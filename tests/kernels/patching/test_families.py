@@ -37,7 +37,7 @@ def test_losses_and_gradients_are_those_of_the_model(family: str, seed: int) -> 
     assert list(ours.state_dict()) == keys
     expected = {"cross_entropy", *({"rotary"} if family in ROTARY else ())}
     expected |= {"linear_cross_entropy"} if family != "gemma2" else set()
-    expected |= {"attention"} if family != "t5" else set()
+    expected |= {"attention"} | ({"grouped_gemm"} if family == "mixtral" else set())
     assert expected <= kernels_of(applied), str(applied)
     for padding in ("none", "left", "right"):
         inputs = batch(padding, seed, causal=family in CAUSAL)
@@ -140,9 +140,10 @@ def test_torch_compile_sees_whole_graphs(family: str, seed: int) -> None:
     assert worst(ours, grads) < 1e-4
 
 
+@pytest.mark.parametrize("family", ["qwen3", "t5"])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing(reentrant: bool, seed: int) -> None:
-    model = build("qwen3", seed)
+def test_gradient_checkpointing(family: str, reentrant: bool, seed: int) -> None:
+    model = build(family, seed)
     inputs = {**batch("left", seed), "use_cache": False}
     loss, grads = step(model, inputs)
     apply(model)
@@ -154,7 +155,7 @@ def test_gradient_checkpointing(reentrant: bool, seed: int) -> None:
     assert worst(our_grads, grads) < 1e-4
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "falcon", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "falcon", "mistral", "t5"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation_writes_the_same_tokens(family: str, cache: str) -> None:
     # Of one seed: a tie between two tokens would be decided by rounding.
@@ -167,6 +168,30 @@ def test_generation_writes_the_same_tokens(family: str, cache: str) -> None:
     theirs = model.generate(**inputs, **options)
     apply(model)
     assert model.generate(**inputs, **options).tolist() == theirs.tolist()
+
+
+def test_t5_counts_distances_in_padded_rows_from_where_they_begin(seed: int) -> None:
+    model = build("t5", seed, relative_attention_num_buckets=8, relative_attention_max_distance=20)
+    generator = torch.Generator().manual_seed(seed)
+    inputs = {
+        name: torch.randint(3, VOCAB, (3, length), generator=generator)
+        for name, length in (("input_ids", 50), ("decoder_input_ids", 40))
+    }
+    inputs["attention_mask"], mask = (torch.ones_like(ids) for ids in inputs.values())
+    inputs["attention_mask"][1, 30:] = inputs["attention_mask"][2, :17] = 0
+    mask[1, :9] = mask[2, 25:] = 0
+    inputs["decoder_attention_mask"] = mask
+    inputs["labels"] = inputs["decoder_input_ids"].masked_fill(mask == 0, -100)
+    loss, grads = step(model, inputs)
+    apply(model)
+    our_loss, our_grads = step(model, inputs)
+    assert our_loss == pytest.approx(loss, abs=1e-5)
+    assert worst(our_grads, grads) < 1e-4
+    ids, mask, decoded = (inputs[n] for n in ("input_ids", "attention_mask", "decoder_input_ids"))
+    by_place = model(ids, mask, decoded, inputs["decoder_attention_mask"], labels=inputs["labels"])
+    assert by_place.loss.item() == our_loss
+    with pytest.raises(ValueError, match='output_attentions needs attn_implementation="eager"'):
+        model(**inputs, output_attentions=True)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

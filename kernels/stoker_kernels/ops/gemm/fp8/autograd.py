@@ -83,8 +83,9 @@ class _FP8LinearFunction(torch.autograd.Function):
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         dx = _DX(dy, weight, ctx.scaling) if ctx.needs_input_grad[0] else None
-        rows = dy.reshape(-1, dy.shape[-1])
-        dweight = rows.t() @ x.reshape(-1, x.shape[-1]) if ctx.needs_input_grad[1] else None
+        x_rows = x.reshape(-1, x.shape[-1])
+        rows = dy.reshape(x_rows.shape[0], dy.shape[-1])
+        dweight = rows.t() @ x_rows if ctx.needs_input_grad[1] else None
         dbias = None
         if ctx.has_bias and ctx.needs_input_grad[2]:
             dbias = rows.sum(0, dtype=compute_dtype(dy.dtype)).to(dy.dtype)

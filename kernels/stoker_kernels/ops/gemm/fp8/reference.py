@@ -74,6 +74,6 @@ def fp8_linear_fwd(
 def fp8_linear_dx(dy: torch.Tensor, weight: torch.Tensor, scaling: str) -> torch.Tensor:
     """Map dy (..., N), weight (N, K) -> dx (..., K) in weight's dtype."""
     wide = compute_dtype(weight.dtype)
-    rows = dy.to(wide).reshape(-1, dy.shape[-1])
+    rows = dy.to(wide).reshape(dy.shape[:-1].numel(), dy.shape[-1])
     a, b = operands(rows, weight.to(wide).t(), scaling, GRADIENT)
     return (a @ b.t()).to(weight.dtype).view(*dy.shape[:-1], weight.shape[1])

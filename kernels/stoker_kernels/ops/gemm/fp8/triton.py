@@ -33,7 +33,8 @@ TRANSPOSED_CONFIG: Config = {"BLOCK_R": 32, "BLOCK_C": 64, "num_warps": WARPS}
 
 @triton.jit
 def _quantized(x, largest, LIMIT: tl.constexpr):
-    return tl.clamp(x * (LIMIT / largest), -LIMIT, LIMIT)
+    # A NaN stays one: clamped as usual it would be -LIMIT, and the result finite.
+    return tl.clamp(x * (LIMIT / largest), -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit  # rows may be what lies together: then their number says how wide a load may be
@@ -219,4 +220,6 @@ def fp8_linear_fwd(
 def fp8_linear_dx(dy: torch.Tensor, weight: torch.Tensor, scaling: str) -> torch.Tensor:
     """Compute ``reference.fp8_linear_dx`` on the GPU."""
     out = weight.new_empty((*dy.shape[:-1], weight.shape[1]))
+    if not dy.numel():  # no outputs
+        return out.zero_()
     return _product(dy.reshape(-1, dy.shape[-1]), weight.t(), None, scaling, GRADIENT, out)

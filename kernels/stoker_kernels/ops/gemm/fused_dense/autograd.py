@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -17,6 +17,9 @@ from stoker_kernels.runtime.backend import (
     compute_dtype,
     register_op,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ACTIVATIONS = {"none": "none", "silu": "silu", "gelu": "gelu_erf", "gelu_tanh": "gelu_tanh"}
 """The kernels' names by the public ones; "gelu" is torch's default, by erf."""
@@ -106,10 +109,11 @@ _BWD = register_op(
 
 
 def _products(
-    dz: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return dx (T, K) and dW (N, K) of z = W x, by PyTorch's own products."""
-    return dz @ weight, dz.t() @ x.reshape(-1, x.shape[-1])
+    dz: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: Sequence[bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return dx (as x) and dW (N, K) of z = W x, by PyTorch's own products; None for what is not wanted."""
+    dx = (dz @ weight).view(x.shape) if wanted[0] else None
+    return dx, dz.t() @ x.reshape(-1, x.shape[-1]) if wanted[1] else None
 
 
 class _FusedDenseFunction(torch.autograd.Function):
@@ -140,17 +144,17 @@ class _FusedDenseFunction(torch.autograd.Function):
         x, weight, bias, z = ctx.saved_tensors
         db = None
         if ctx.kind == "none":
-            dz = dy.to(x.dtype).reshape(-1, weight.shape[0])
+            dz = dy.to(x.dtype).reshape(x.numel() // x.shape[-1], weight.shape[0])
             if bias is not None:
                 db = dy.reshape(dz.shape).sum(0, dtype=compute_dtype(dy.dtype))
         else:
             if not ctx.saved:
                 z = torch.nn.functional.linear(x, weight, bias).reshape(-1, weight.shape[0])
             dz, db = _BWD(dy, z, ctx.kind, False, bias is not None)
-        dx, dw = _products(dz, x, weight)
+        dx, dw = _products(dz, x, weight, ctx.needs_input_grad)
         dresidual = dy if ctx.has_residual else None
         db = None if bias is None or db is None else db.to(bias.dtype)
-        return dx.view(x.shape), dw, db, dresidual, None, None
+        return dx, dw, db, dresidual, None, None
 
 
 class _FusedGLUDenseFunction(torch.autograd.Function):
@@ -192,13 +196,15 @@ class _FusedGLUDenseFunction(torch.autograd.Function):
         db = None if bias is None else db.to(bias.dtype)
         dresidual = dy if ctx.has_residual else None
         if up_weight is None:
-            dx, dw = _products(dz, x, weight)
-            return dx.view(x.shape), dw, None, db, None, dresidual, None, None
+            dx, dw = _products(dz, x, weight, ctx.needs_input_grad)
+            return dx, dw, None, db, None, dresidual, None, None
         dgate, dup = halves(dz)
-        dx, dw = _products(dgate, x, weight)
-        more, dw_up = _products(dup, x, up_weight)
+        of_x, of_gate, of_up, *_ = ctx.needs_input_grad
+        dx, dw = _products(dgate, x, weight, (of_x, of_gate))
+        more, dw_up = _products(dup, x, up_weight, (of_x, of_up))
+        dx = dx if dx is None or more is None else dx.add_(more)
         gate_db, up_db = (None, None) if db is None else (t.clone() for t in halves(db))
-        return dx.add_(more).view(x.shape), dw, dw_up, gate_db, up_db, dresidual, None, None
+        return dx, dw, dw_up, gate_db, up_db, dresidual, None, None
 
 
 def _pair_of(first: torch.Tensor | None, second: torch.Tensor | None) -> tuple[Any, Any]:
