@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels.ops.attention import cpu, reference
+from stoker_kernels.ops.attention import cpu, hopper, reference
 from stoker_kernels.ops.attention.checks import check_scores, expanded_bias, given
 from stoker_kernels.ops.attention.reference import Options, bias_of, new_like
 from stoker_kernels.primitives import philox
@@ -43,6 +43,10 @@ def _fwd(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **named: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     options, backend = Options(*rest, **named), backend_for(q)
+    if backend is Backend.TRITON and hopper.chosen(q, k, v, options):
+        from stoker_kernels.ops.attention.hopper import launchers
+
+        return launchers.attention_fwd(q, k, v, options)
     if backend is Backend.TRITON:
         from stoker_kernels.ops.attention import triton
 
@@ -92,6 +96,10 @@ def _gradients(given: tuple[Any, ...], options: Options, biased: bool) -> tuple[
     """Return dq, dk, dv, with ``biased`` the bias's gradient too, of the ops' seven first arguments."""
     dout, dlse, q, k, v, out, lse = given
     backend = backend_for(q)
+    if backend is Backend.TRITON and hopper.chosen(q, k, v, options):
+        from stoker_kernels.ops.attention.hopper import launchers
+
+        return launchers.attention_bwd(dout, dlse, q, k, v, out, lse, options)
     if backend is Backend.TRITON:
         from stoker_kernels.ops.attention import triton
 
