@@ -17,7 +17,7 @@ from benchmarks.kernels.__main__ import main, parser
 from benchmarks.kernels.peers import PEERS, providers
 from stoker_kernels.workloads import Workload, workloads
 
-ON_GPU = Path(__file__).parents[2] / "scripts" / "on-gpu"
+ON_GPU = Path(__file__).parents[3] / "scripts" / "on-gpu"
 
 
 def test_one_op_from_end_to_end(tmp_path: Path) -> None:

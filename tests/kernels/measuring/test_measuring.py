@@ -86,7 +86,7 @@ def test_a_launcher_whose_own_choice_fails_is_an_error(monkeypatch: pytest.Monke
 
 
 def test_nothing_to_choose_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.kernels.test_measuring.CANDIDATES", [OWN])
+    monkeypatch.setattr("tests.kernels.measuring.test_measuring.CANDIDATES", [OWN])
     with pytest.raises(ValueError, match="doubles has nothing to choose"):
         told()
 
