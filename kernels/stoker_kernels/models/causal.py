@@ -44,7 +44,12 @@ class CausalLM(Transformer):
         Targets of -100 are ignored. With targets the logits are None unless ``config.full_logits``.
         Raises ``ValueError`` for a sequence longer than ``block_size``.
         """
-        x = self.hidden(tokens, packing=packing)  # (B, S, C)
+        return self.answer(self.hidden(tokens, packing=packing), targets)
+
+    def answer(
+        self, x: torch.Tensor, targets: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Map the last layer's output (B, S, C), normalised, to what :meth:`forward` returns."""
         if targets is None:
             return self.head(x), None
         if not self.config.full_logits:

@@ -198,18 +198,37 @@ class Transformer(nn.Module):
         ``lengths`` (B,) of each row are real. With ``packing`` B is 1. Raises ``ValueError`` for a sequence
         longer than ``block_size``, with the prompt before it, and for a packing with a prompt or lengths.
         """
-        config = self.config
-        x = self.embed(tokens)  # (B, S, C)
-        before = 0
-        if self.prompt is not None:
-            x = with_prompt(self.prompt, x)
-            before = x.shape[1] - tokens.shape[1]
-        if packing is not None and (before or lengths is not None):
+        if packing is not None and (self.prompt is not None or lengths is not None):
             raise ValueError(
                 f"{type(self).__name__}: packed tokens go with neither a prompt nor lengths\n"
                 "give one sequence per row"
             )
+        x = self.embeddings(tokens, token_types, packing)
         b, s, _ = x.shape
+        before = s - tokens.shape[1]
+        if lengths is not None:
+            packing = Packing.padded(lengths + before, s)
+            x = x.reshape(1, b * s, -1)
+        x, stream = self.enter(x)
+        x, _ = self.pass_layers(x, stream, packing, close=True)
+        x = x.view(b, s, -1)
+        return x[:, before:] if before else x
+
+    def embeddings(
+        self,
+        tokens: torch.Tensor,
+        token_types: torch.Tensor | None = None,
+        packing: Packing | None = None,
+    ) -> torch.Tensor:
+        """Map tokens, token_types (B, S) int64 -> their embeddings (B, S, C), after those of a prompt.
+
+        Raises ``ValueError`` for a sequence longer than ``block_size``.
+        """
+        config = self.config
+        x: torch.Tensor = self.embed(tokens)  # (B, S, C)
+        if self.prompt is not None:
+            x = with_prompt(self.prompt, x)
+        s = x.shape[1]
         longest = s if packing is None else packing.max_seqlen
         if longest > config.block_size:
             raise ValueError(
@@ -221,13 +240,29 @@ class Transformer(nn.Module):
             )
         if self.token_type is not None:
             types = torch.zeros_like(tokens) if token_types is None else token_types
+            before = s - tokens.shape[1]
             x = x + self.token_type(F.pad(types, (before, 0)))  # a prompt is of the first type
-        if lengths is not None:
-            packing = Packing.padded(lengths + before, s)
-            x = x.reshape(1, b * s, -1)
-        if config.post_norm:
+        return x
+
+    def enter(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Map embeddings (B, S, C) -> x and stream of the first layer."""
+        if self.config.post_norm:
             x = self.norm(x)
-        x, stream = F.dropout(x, config.dropout, self.training), None
+        return F.dropout(x, self.config.dropout, self.training), None
+
+    def pass_layers(
+        self,
+        x: torch.Tensor,
+        stream: torch.Tensor | None,
+        packing: Packing | None = None,
+        *,
+        close: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Map x and stream (B, S, C) of the first of ``layers`` -> those behind the last.
+
+        ``close``: what leaves is read by no layer any more: x is then the sum, normalised.
+        """
+        config = self.config
         count = 3 * len(self.layers) + 1
         seeds = step_seeds(x.device, count, self.training and self._takes_seeds)
         for index, layer in enumerate(self.layers):
@@ -235,9 +270,10 @@ class Transformer(nn.Module):
                 layer, x, stream, packing, seeds[3 * index : 3 * index + 3],
                 recompute=config.checkpoint, random=config.dropout > 0 and self.training,
             )  # fmt: skip
-        x = x if config.post_norm or stream is None else self.norm(x, stream, seeds[-1])[0]
-        x = x.view(b, s, -1)
-        return x[:, before:] if before else x
+        if not close or config.post_norm or stream is None:
+            return x, stream
+        x, _ = self.norm(x, stream, seeds[-1])
+        return x, None
 
     def optimizer(
         self, lr: float = 1e-3, weight_decay: float = 0.1, betas: tuple[float, float] = (0.9, 0.95)

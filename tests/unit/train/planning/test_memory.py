@@ -54,7 +54,8 @@ def test_a_stage_keeps_as_many_micro_batches_as_lie_before_its_first_backward_pa
     assert [in_flight(stage, one_f_one_b) for stage in range(4)] == [4, 3, 2, 1]
     assert in_flight(0, Strategy(pipeline=4, micro_batches=2)) == 2
     assert in_flight(0, Strategy(pipeline=1, micro_batches=8)) == 1
-    assert in_flight(0, Strategy(pipeline=4, micro_batches=8, interleave=2)) == 4 + 3 / 2
+    interleaved = Strategy(pipeline=4, micro_batches=8, interleave=2)
+    assert [in_flight(rank, interleaved) for rank in range(4)] == [5.5, 4.5, 3.5, 2.5]
 
 
 def test_an_unknown_type_or_optimizer_is_named() -> None:

@@ -1,0 +1,1 @@
+"""Trains models that are cut over many ranks: data, tensor and pipeline parallel, and ZeRO."""

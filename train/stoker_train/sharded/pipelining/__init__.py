@@ -1,0 +1,1 @@
+"""Pipelines: schedules, a model cut into stages, and their execution over point-to-point messages."""
