@@ -29,8 +29,10 @@ MODULES = (
     "stoker.util.graph",
 )
 """Others have pages of their own: ``_OWN``."""
-_OWN = (("stoker.collective", "../../collectives.md"), ("stoker.exceptions", "../../errors/README.md"),
-        ("stoker.kernels", "../../kernels.md"), ("stoker.ray", "../../from-ray.md"))  # fmt: skip
+_OWN = (("stoker.collective", "../../collectives.md"), ("stoker.data", "../../data-streams.md"),
+        ("stoker.exceptions", "../../errors/README.md"),
+        ("stoker.kernels", "../../kernels.md"), ("stoker.ps", "../../parameter-servers.md"),
+        ("stoker.ray", "../../from-ray.md"))  # fmt: skip
 _OF_OTHERS = {
     "dask_get": "A scheduler for Dask, which it needs: [from Dask](../../from-dask.md).",
     "register_stoker": "Registers joblib's backend `stoker`, and needs joblib: "

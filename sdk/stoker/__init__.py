@@ -56,7 +56,7 @@ from stoker.runtime.process.stops import PreemptionNotice
 from stoker_wire.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from stoker import actor, collective, jobs, kernels, kv, train, util
+    from stoker import actor, collective, data, jobs, kernels, kv, ps, train, util
     from stoker.api.registration import register, unregister
     from stoker.util import Executor, dask_get, map_stream, tqdm
 
@@ -79,6 +79,7 @@ __all__ = (
     "cluster_resources",
     "collective",
     "dask_get",
+    "data",
     "empty",
     "exceptions",
     "exit_actor",
@@ -105,6 +106,7 @@ __all__ = (
     "plan_training",
     "preemption_notice",
     "profile",
+    "ps",
     "put",
     "register",
     "remote",
@@ -118,7 +120,7 @@ __all__ = (
     "wait",
 )
 
-_LAZY = ("actor", "collective", "jobs", "kernels", "kv", "ray", "train", "util")
+_LAZY = ("actor", "collective", "data", "jobs", "kernels", "kv", "ps", "ray", "train", "util")
 _OF_UTIL = ("Executor", "dask_get", "map_stream", "tqdm")
 _OF_REGISTRATION = ("register", "unregister")
 _OF_TRAIN = ("plan_training",)

@@ -49,7 +49,11 @@ SERVICES = {"stoker_gcs", "stoker_scheduler", "stoker_nodelet"}
 COMPOSITION_ROOT = ROOTS["stoker"] / "local/main.py"
 LAZY_ALIASES = {
     "stoker_kernels": {ROOTS["stoker"] / "__init__.py", ROOTS["stoker"] / "kernels.py"},
-    "stoker_train": {ROOTS["stoker"] / "collective.py"},
+    "stoker_train": {
+        ROOTS["stoker"] / "collective.py",
+        ROOTS["stoker"] / "data.py",
+        ROOTS["stoker"] / "ps.py",
+    },
 }
 # Pure decisions: time is a field of the event, ids and randomness are injected, no IO.
 _RUNTIME = ROOTS["stoker"] / "runtime"
@@ -57,6 +61,7 @@ PURE = (
     ROOTS["stoker_scheduler"] / "core",
     ROOTS["stoker_nodelet"] / "core",
     ROOTS["stoker_train"] / "elastic/core",
+    ROOTS["stoker_train"] / "streaming/core",
     _RUNTIME / "objects/table.py",
     _RUNTIME / "objects/borrow_table.py",
     _RUNTIME / "tasks/dispatch.py",

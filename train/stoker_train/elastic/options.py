@@ -143,17 +143,26 @@ def check(scaling: Scaling, checkpoint: Checkpoint, failure: Failure, *, name: s
 
     WrongTypeError, which is one, where a value is of another type than is documented.
     """
-    kinds = (("scaling", scaling, Scaling), ("checkpoint", checkpoint, Checkpoint))
-    for field_, value, kind in (*kinds, ("failure", failure, Failure)):
-        if not isinstance(value, kind):
-            _wrong_type(field_, value, f"give a stoker.train.{kind.__name__}")
+    if not isinstance(scaling, Scaling):
+        _wrong_type("scaling", scaling, "give a stoker.train.Scaling")
     _check_scaling(scaling)
     _check_batches(scaling)
-    _check_resources(scaling.resources)
+    check_resources("scaling.resources", scaling.resources, "a replica")
+    check_keeping(checkpoint, failure, name)
+
+
+def check_keeping(checkpoint: Any, failure: Any, name: Any) -> None:
+    """Raise BadRequestError for what the trainers have in common: checkpoints, failures and a name."""
+    for field_, value, kind in (
+        ("checkpoint", checkpoint, Checkpoint),
+        ("failure", failure, Failure),
+    ):
+        if not isinstance(value, kind):
+            _wrong_type(field_, value, f"give a stoker.train.{kind.__name__}")
     if checkpoint.path is not None and not isinstance(checkpoint.path, str | os.PathLike):
         _wrong_type("checkpoint.path", checkpoint.path, "give the name of a folder")
     if isinstance(checkpoint.path, str) and "\0" in checkpoint.path:
-        _refuse("checkpoint.path", "a zero byte is in it", "give the name of a folder")
+        refuse("checkpoint.path", "a zero byte is in it", "give the name of a folder")
     for option in ("every", "commit_every", "keep"):
         check_count(f"checkpoint.{option}", getattr(checkpoint, option))
     _check_flag("checkpoint.resume", checkpoint.resume)
@@ -164,7 +173,7 @@ def check(scaling: Scaling, checkpoint: Checkpoint, failure: Failure, *, name: s
     if not isinstance(name, str):
         _wrong_type("name", name, "give a text")
     if not name or len(name) > 80 or any(not (c.isalnum() or c in "-_.") for c in name):
-        _refuse(
+        refuse(
             "name", f"{name!r:.90} is no name", "give up to 80 letters, digits, '-', '_' and '.'"
         )
 
@@ -175,7 +184,7 @@ def check_count(field_: str, value: Any, least: int = 1) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         _wrong_type(field_, value, fix)
     if value < least:
-        _refuse(field_, f"{value} is too small", fix)
+        refuse(field_, f"{value} is too small", fix)
 
 
 def check_seconds(field_: str, value: Any, *, or_zero: bool = False) -> None:
@@ -183,7 +192,7 @@ def check_seconds(field_: str, value: Any, *, or_zero: bool = False) -> None:
     if not _is_number(value):
         _wrong_type(field_, value, "give seconds, a number above 0")
     if not (math.isfinite(value) and (value > 0 or (or_zero and value == 0))):
-        _refuse(field_, f"{value} is no time", "give seconds above 0")
+        refuse(field_, f"{value} is no time", "give seconds above 0")
 
 
 def check_seed(value: Any) -> None:
@@ -192,7 +201,7 @@ def check_seed(value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         _wrong_type("seed", value, fix)
     if not 0 <= value < _SEEDS:
-        _refuse("seed", f"{value} is out of range", fix)
+        refuse("seed", f"{value} is out of range", fix)
 
 
 def check_types(**options: tuple[Any, type | UnionType, str]) -> None:
@@ -206,15 +215,15 @@ def _check_scaling(scaling: Scaling) -> None:
     for option in ("min_replicas", "max_replicas", "base_batch"):
         check_count(f"scaling.{option}", getattr(scaling, option))
     if scaling.min_replicas > scaling.max_replicas:
-        _refuse(
+        refuse(
             "scaling.min_replicas",
             f"{scaling.min_replicas} is more than max_replicas, {scaling.max_replicas}",
             "exchange them",
         )
     if scaling.adapt not in get_args(Adapt):
-        _refuse("scaling.adapt", f"{scaling.adapt!r:.80} is none", f"use one of {get_args(Adapt)}")
+        refuse("scaling.adapt", f"{scaling.adapt!r:.80} is none", f"use one of {get_args(Adapt)}")
     if not callable(scaling.lr) and scaling.lr not in get_args(LrRuleName):
-        _refuse(
+        refuse(
             "scaling.lr",
             f"{scaling.lr!r:.80} is none",
             f"use one of {get_args(LrRuleName)}, or a function",
@@ -228,7 +237,7 @@ def _check_batches(scaling: Scaling) -> None:
     if scaling.max_batch is not None:
         check_count("scaling.max_batch", scaling.max_batch)
         if scaling.base_batch > scaling.max_batch:
-            _refuse(
+            refuse(
                 "scaling.base_batch",
                 f"{scaling.base_batch} is more than max_batch, {scaling.max_batch}",
                 "raise max_batch, or leave it out",
@@ -241,9 +250,9 @@ def _check_batches(scaling: Scaling) -> None:
     check_count("scaling.local_batch", low)
     check_count("scaling.local_batch", high)
     if low > high:
-        _refuse("scaling.local_batch", f"({low}, {high}) begins with the larger", "exchange them")
+        refuse("scaling.local_batch", f"({low}, {high}) begins with the larger", "exchange them")
     if low * scaling.min_replicas > scaling.most_in_batch or low > scaling.base_batch:
-        _refuse(
+        refuse(
             "scaling.local_batch",
             f"{scaling.min_replicas} replicas with at least {low} samples cannot make a batch of "
             f"{scaling.base_batch}",
@@ -251,19 +260,20 @@ def _check_batches(scaling: Scaling) -> None:
         )
 
 
-def _check_resources(resources: Any) -> None:
+def check_resources(field_: str, resources: Any, worker: str) -> None:
+    """Raise BadRequestError for what cannot be the resources of ``worker``, as "a replica"."""
     fix = 'give {"GPU": 1} or {"CPU": 1}'
     if not isinstance(resources, Mapping):
-        _wrong_type("scaling.resources", resources, fix)
+        _wrong_type(field_, resources, fix)
     for name, amount in resources.items():
         if not isinstance(name, str) or not _is_number(amount):
-            _wrong_type("scaling.resources", {name: amount}, fix)
+            _wrong_type(field_, {name: amount}, fix)
         if not name or not math.isfinite(amount) or amount < 0:
-            _refuse("scaling.resources", f"{name!r:.80} has the amount {amount}", fix)
+            refuse(field_, f"{name!r:.80} has the amount {amount}", fix)
     if not any(amount > 0 for amount in resources.values()):
-        _refuse("scaling.resources", "a replica needs some", fix)
+        refuse(field_, f"{worker} needs some", fix)
     if resources.get("GPU", 0.0) not in (0.0, 1.0):
-        _refuse("scaling.resources", "a replica has one GPU or none", 'give {"GPU": 1}')
+        refuse(field_, f"{worker} has one GPU or none", 'give {"GPU": 1}')
 
 
 def _check_flag(field_: str, value: Any) -> None:
@@ -282,9 +292,9 @@ def check_folder(checkpoint: Checkpoint, path: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        _refuse("checkpoint.path", f"{path} cannot be read: {error}", "give another folder")
+        refuse("checkpoint.path", f"{path} cannot be read: {error}", "give another folder")
     if not checkpoint.resume and any(name.startswith("checkpoint-") for name in names):
-        _refuse(
+        refuse(
             "checkpoint.path",
             f"{path} has checkpoints of an earlier run",
             "give another folder, or Checkpoint(resume=True) to go on from them",
@@ -295,5 +305,6 @@ def _wrong_type(field_: str, value: Any, fix: str) -> NoReturn:
     raise WrongTypeError(f"{field_} is of the wrong type\n{value!r:.80}: {fix}", field=field_)
 
 
-def _refuse(field_: str, problem: str, fix: str) -> NoReturn:
+def refuse(field_: str, problem: str, fix: str) -> NoReturn:
+    """Raise BadRequestError for an option that makes no sense."""
     raise BadRequestError(f"{field_} makes no sense\n{problem}: {fix}", field=field_)

@@ -17,6 +17,7 @@ from stoker.cli.ids import Id, resolve_id
 from stoker.cli.options import cluster_options, http_client
 from stoker.cli.output import duration, echo, print_json, print_table
 from stoker.cli.tables import Column, Row
+from stoker.cli.views.training_checkpoints import checkpoints, export
 from stoker.cli.views.training_plan import plan
 from stoker.exceptions import NotFoundError
 from stoker_wire.http.training import TrainingRun
@@ -57,6 +58,8 @@ def train() -> None:
 
 
 train.add_command(plan)
+train.add_command(checkpoints)
+train.add_command(export)
 
 
 @train.command()

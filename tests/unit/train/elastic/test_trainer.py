@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from stoker.exceptions import BadRequestError
-from stoker_train.elastic import trainer
+from stoker_train import training_job
 from stoker_train.elastic.options import check_seconds
+from stoker_train.elastic.trainer import ElasticTrainer
 
 
 class Client:
@@ -26,9 +27,11 @@ def test_a_wait_for_replicas_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now_s = 0.0
-    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(training_job, "time", SimpleNamespace(monotonic=lambda: now_s))
     client: Any = Client()
-    wait = trainer._Wait("mine", "job_1")
+    wait = training_job.Wait("mine", "job_1", "replicas")
+    trainer = ElasticTrainer.__new__(ElasticTrainer)
+    trainer.job_id = "job_1"
 
     def look(at_s: float, replicas: int = 0, **progress: Any) -> str:
         nonlocal now_s
@@ -36,7 +39,7 @@ def test_a_wait_for_replicas_is_said_once(
         scaling = SimpleNamespace(min_replicas=2)
         state = SimpleNamespace(replicas=(0,) * replicas, offer=None, scaling=scaling)
         job: Any = SimpleNamespace(elastic=state)
-        wait.look(client, job, progress)
+        wait.look(trainer._waits(job, progress), lambda: trainer._reason(client, progress))
         return capsys.readouterr().err
 
     assert look(0.0) == ""

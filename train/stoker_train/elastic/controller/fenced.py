@@ -18,7 +18,8 @@ from stoker.runtime import current
 from stoker_train.elastic.core.ledger import ledger_prefix
 from stoker_train.elastic.core.membership import Membership, decode, encode
 from stoker_train.elastic.fence import FencedKey, FencedLedger
-from stoker_train.elastic.records import KeptResult, KvStore, Records
+from stoker_train.elastic.records import KeptResult, Records
+from stoker_train.job_records import KvStore
 from stoker_wire.messages.elastic import GenerationTurn, ReportGenerationTurn
 
 if TYPE_CHECKING:

@@ -60,7 +60,8 @@ class ElasticLoader:
     in place of the loop's body where the share has no samples: it takes part in the exchange and moves the
     cursor. A data set is map-style, a :class:`~stoker_train.elastic.data.sources.ShardedDataset`, or an
     iterable with a length. BadRequestError for one without a length, or with fewer samples than
-    ``base_batch``.
+    ``base_batch``. ``drop_last``: samples at the end of an epoch that make no whole ``base_batch`` are left
+    out of it.
 
     It has no ``len()``: the steps of an epoch are not known before they are made.
     """
@@ -78,6 +79,7 @@ class ElasticLoader:
         device: torch.device | str | None = None,
         base_batch: int = 1,
         empty_step: Callable[[], None] | None = None,
+        drop_last: bool = False,
     ) -> None:
         self._source = source_of(dataset, seed=seed, shuffle=shuffle)
         if self._source.length < base_batch:
@@ -87,6 +89,7 @@ class ElasticLoader:
                 field="base_batch",
             )
         self._cursor, self._plan, self._empty_step = cursor, plan, empty_step
+        self._least = base_batch if drop_last else 1
         self._device = None if device is None else torch.device(device)
         self._ahead = _Ahead(self._source)
         self._last: _Pass | None = None
@@ -129,7 +132,7 @@ class ElasticLoader:
     def __iter__(self) -> Iterator[Any]:
         epoch, cursor = self._cursor.epoch, self._cursor
         self.discard()
-        while cursor.epoch == epoch and cursor.first < self._source.length:
+        while cursor.epoch == epoch and cursor.first + self._least <= self._source.length:
             plan, jumps, step = self._plan(), cursor.jumps, cursor.step
             if cursor.epoch != epoch:
                 break  # an order at the epoch's beginning has ended it, or a loss has brought back another
@@ -150,7 +153,7 @@ class ElasticLoader:
             if cursor.jumps == jumps and cursor.step == step:
                 raise ConflictError(
                     f"the loop asked for more data before it had ended step {cursor.step}\n"
-                    "call ctx.step() once for every batch, after ctx.backward(loss)"
+                    "call ctx.step() once for every batch, after its backward pass"
                 )
         self.discard()
 

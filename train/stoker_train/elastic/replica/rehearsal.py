@@ -22,7 +22,7 @@ from stoker_train.elastic.state.train_state import TrainState
 if TYPE_CHECKING:
     import torch
 
-__all__ = ("call", "rehearse")
+__all__ = ("call", "invoke", "rehearse")
 
 
 class _Rehearsed(BaseException):
@@ -107,11 +107,8 @@ def rehearse(loop: Any, config: Any, context: Any) -> None:
             stage._loader.close()
 
 
-def call(loop: Any, context: Any, config: Any) -> Any:
-    """Call ``loop(ctx, config)``, or ``loop(ctx)`` where it takes no more.
-
-    ConflictError in place of what torch raises in a collective that the loop did by itself.
-    """
+def invoke(loop: Any, context: Any, config: Any) -> Any:
+    """Call ``loop(ctx, config)``, or ``loop(ctx)`` where it takes no more."""
     try:
         count = len(
             [
@@ -122,8 +119,16 @@ def call(loop: Any, context: Any, config: Any) -> Any:
         )
     except (TypeError, ValueError):
         count = 1 if config is None else 2
+    return loop(context, config) if count >= 2 else loop(context)
+
+
+def call(loop: Any, context: Any, config: Any) -> Any:
+    """Call the loop as :func:`invoke` does.
+
+    ConflictError in place of what torch raises in a collective that the loop did by itself.
+    """
     try:
-        return loop(context, config) if count >= 2 else loop(context)
+        return invoke(loop, context, config)
     except (RuntimeError, ValueError) as error:  # torch's errors of groups are such
         if not _is_own_collective(error):
             raise

@@ -17,22 +17,21 @@ import io
 import logging
 import os
 import re
-import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import torch
 import xxhash
 
 from stoker.exceptions import BadRequestError, ConflictError
+from stoker_train.durable import SummedFile, sync_folder, whole_file
 
 __all__ = ("CheckpointStore", "Saved")
 
@@ -246,15 +245,15 @@ class CheckpointStore:
         stem = _stem(order.step, order.rank)
         self.path.mkdir(parents=True, exist_ok=True)
         path = self.path / f"{stem}.pt"
-        with _whole(path) as file:
-            summed = _Summed(file)
+        with whole_file(path) as file:
+            summed = SummedFile(file)
             torch.save(order.payload, summed)  # type: ignore[arg-type]
         manifest = _Manifest(
             order.step, summed.nbytes, summed.sum.hexdigest(), generation=order.generation
         )
-        with _whole(self.path / f"{stem}.json") as file:
+        with whole_file(self.path / f"{stem}.json") as file:
             file.write(msgspec.json.encode(manifest))
-        _sync_folder(self.path)
+        sync_folder(self.path)
         return path, summed.nbytes
 
     def _remove_old(self) -> None:
@@ -274,51 +273,6 @@ class CheckpointStore:
                         file.unlink()
 
 
-class _Summed:
-    """A file to write to that knows the checksum of what was written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.sum = xxhash.xxh3_128()
-        self.nbytes = 0
-
-    def write(self, data: Any) -> int:
-        """Write and add to the sum."""
-        self.sum.update(data)
-        written = self._file.write(data)
-        self.nbytes += written
-        return written
-
-    def flush(self) -> None:
-        """Flush the file."""
-        self._file.flush()
-
-
 def _stem(step: int, rank: int) -> str:
     stem = f"checkpoint-{step:0{_STEP_DIGITS}d}"
     return stem if rank == 0 else f"{stem}.rank-{rank:05d}"
-
-
-@contextlib.contextmanager
-def _whole(path: Path) -> Any:
-    """Open a file that is there under its name once all is written and on the disk, or not at all."""
-    unique = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    partial = path.with_name(f".{path.name}.{unique}")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker_train.elastic.controller import replicas
+from stoker_train.reporting_actors import preloaded
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,6 @@ def test_what_imports_triton_is_left_to_processes_that_are_to_interpret_it(
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     if said is not None:
         monkeypatch.setenv("TRITON_INTERPRET", said)
-    modules = replicas._preloaded()
+    modules = preloaded("torch")
     assert modules[:1] == ["torch"]
     assert ("torch._dynamo" in modules) is has

@@ -1,0 +1,1 @@
+"""Benchmarks of sharded training, by hand: ``python -m benchmarks.sharded``."""

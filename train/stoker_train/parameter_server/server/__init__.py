@@ -1,0 +1,1 @@
+"""The actor that serves its part of all tables, and its waits for workers."""
