@@ -40,7 +40,7 @@ from stoker_train.sharded.pipelining.splitting import cut_evenly, split
 RANKS = 2
 BATCH = 8
 SEQ_LEN = 128
-SIZES = (1 << 16, 1 << 23)
+SIZES = (1 << 18, 1 << 23)
 """Bytes of the collectives that are timed: between them lie those of a layer."""
 
 
@@ -67,24 +67,23 @@ def config() -> TransformerConfig:
 
 def strategies() -> list[Strategy]:
     """Return the plans that fit two ranks and a batch of eight sequences."""
-    found = []
-    for zero, size in product((0, 1, 2, 3), (1, 2, 4)):
-        found.append(
-            Strategy(data=2, zero=zero, micro_batch=size, micro_batches=BATCH // 2 // size)
-        )
-    for sequence, size in product((False, True), (2, 4, 8)):
-        found.append(
-            Strategy(tensor=2, sequence=sequence, micro_batch=size, micro_batches=BATCH // size)
-        )
-    for interleave, size in product((1, 2), (1, 2, 4)):
-        found.append(
-            Strategy(
-                pipeline=2, interleave=interleave, micro_batch=size, micro_batches=BATCH // size
-            )
-        )
-    for recompute in (Recompute.FULL, Recompute.SELECTIVE):
-        found.append(Strategy(data=2, zero=2, micro_batch=4, recompute=recompute))
-    return found
+    data = [
+        Strategy(data=2, zero=zero, micro_batch=size, micro_batches=BATCH // 2 // size)
+        for zero, size in product((0, 1, 2, 3), (1, 2, 4))
+    ]
+    tensor = [
+        Strategy(tensor=2, sequence=sequence, micro_batch=size, micro_batches=BATCH // size)
+        for sequence, size in product((False, True), (2, 4, 8))
+    ]
+    pipeline = [
+        Strategy(pipeline=2, interleave=interleave, micro_batch=size, micro_batches=BATCH // size)
+        for interleave, size in product((1, 2), (1, 2, 4))
+    ]
+    again = [
+        Strategy(data=2, zero=2, micro_batch=4, recompute=recompute)
+        for recompute in (Recompute.FULL, Recompute.SELECTIVE)
+    ]
+    return [*data, *tensor, *pipeline, *again]
 
 
 def run(arguments: list[str]) -> None:
@@ -174,14 +173,13 @@ def _measure() -> Measurements:
     dist.all_gather_object(profiles, own)
     slowest = max(profiles, key=lambda one: one.layer_backward.seconds(4))
     gather = _link(_all_gather)
-    reduce = _link(_reduce_scatter)
-    each = 2.0**23 / 2
-    cost = (each / reduce.bytes_per_s + reduce.latency_s) / (
-        each / gather.bytes_per_s + gather.latency_s
-    )
+    reduce, whole = _link(_reduce_scatter), _link(_all_reduce)
+    scatter_cost = _seconds(reduce) / _seconds(gather)
+    # Its link is measured as if half of the bytes were sent, as in a gather; two of them make one.
+    all_cost = _seconds(whole) / (2 * _seconds(gather))
     cluster = ClusterShape(
-        1, RANKS, 1e12, 1e11, inside=gather, overlap=0.0, reduce_scatter_cost=cost,
-        reserved_bytes=0.0,
+        1, RANKS, 1e12, 1e11, inside=gather, overlap=0.0, reduce_scatter_cost=scatter_cost,
+        all_reduce_cost=all_cost, reserved_bytes=0.0,
     )  # fmt: skip
     found: list[Any] = [Measurements(slowest, cluster)]
     dist.broadcast_object_list(found)
@@ -206,6 +204,15 @@ def _link(collective: Callable[[int], None]) -> Link:
     # A rank sends half of what is gathered: (n - 1) / n.
     rate = (large - small) / 2 / max(1e-9, took[large] - took[small])
     return Link(rate, max(0.0, took[small] - small / 2 / rate))
+
+
+def _seconds(link: Link) -> float:
+    """Return the seconds of a collective of a layer's size."""
+    return SIZES[1] / 4 / link.bytes_per_s + link.latency_s
+
+
+def _all_reduce(nbytes: int) -> None:
+    dist.all_reduce(torch.ones(nbytes // 4))
 
 
 def _all_gather(nbytes: int) -> None:

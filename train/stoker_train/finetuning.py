@@ -56,6 +56,7 @@ def pack_examples(
     length: int,
     *,
     open_rows: int = 16,
+    max_sequences: int | None = None,
     too_long: Literal["error", "truncate"] = "error",
     pad: int = 0,
 ) -> Iterator[PackedRow]:
@@ -64,12 +65,15 @@ def pack_examples(
     First fit (Johnson 1974) over ``open_rows`` rows: an example goes into the first that has room; where
     none has, the fullest is yielded. An example longer than a row is a ValueError, or loses the end of its
     answer with ``too_long="truncate"``. ValueError too for an example without an answer, whose loss would
-    be that of nothing.
+    be that of nothing. With ``max_sequences`` a row has no more examples than that, and ``cu_seqlens`` has
+    always ``max_sequences + 2`` numbers (empty sequences at the end), so that rows can be stacked.
     """
     if length < 2:
         raise ValueError(f"pack_examples(): length must be at least 2, got {length}")
     if open_rows < 1:
         raise ValueError(f"pack_examples(): open_rows must be at least 1, got {open_rows}")
+    if max_sequences is not None and max_sequences < 1:
+        raise ValueError(f"pack_examples(): max_sequences must be at least 1, got {max_sequences}")
     rows: list[_Row] = []
     for number, (prompt, answer) in enumerate(examples):
         tokens = [*prompt, *answer]
@@ -86,11 +90,19 @@ def pack_examples(
                 f"pack_examples(): example {number} has nothing to predict\n"
                 "give each example an answer, of two tokens where it has no prompt"
             )
-        row = next((one for one in rows if len(one.tokens) + len(tokens) <= length), None)
+        row = next(
+            (
+                one
+                for one in rows
+                if len(one.tokens) + len(tokens) <= length
+                and (max_sequences is None or len(one.examples) < max_sequences)
+            ),
+            None,
+        )
         if row is None:
             if len(rows) == open_rows:
                 fullest = max(range(len(rows)), key=lambda place: len(rows[place].tokens))
-                yield rows.pop(fullest).close(length, pad)
+                yield rows.pop(fullest).close(length, pad, max_sequences)
             row = _Row([], [], [0], [])
             rows.append(row)
         row.tokens += tokens
@@ -98,7 +110,7 @@ def pack_examples(
         row.edges.append(len(row.tokens))
         row.examples.append(number)
     for row in rows:
-        yield row.close(length, pad)
+        yield row.close(length, pad, max_sequences)
 
 
 @dataclass(slots=True)
@@ -110,9 +122,11 @@ class _Row:
     edges: list[int]
     examples: list[int]
 
-    def close(self, length: int, pad: int) -> PackedRow:
+    def close(self, length: int, pad: int, max_sequences: int | None) -> PackedRow:
         left = length - len(self.tokens)
         edges = [*self.edges, length] if left else self.edges
+        if max_sequences is not None:
+            edges = [*edges, *[length] * (max_sequences + 2 - len(edges))]
         return PackedRow(
             torch.tensor([[*self.tokens, *[pad] * left]]),
             torch.tensor([[*self.targets, *[IGNORED] * left]]),

@@ -48,6 +48,17 @@ def test_rows_are_filled_as_first_fit_fills_them() -> None:
     assert rows == [(0, 2, 4), (1, 3), (5,)]
 
 
+def test_rows_of_so_many_sequences_can_be_stacked(seed: int) -> None:
+    rows = list(pack_examples(examples(seed), LENGTH, max_sequences=2))
+    stacked = torch.stack([row.cu_seqlens for row in rows])
+    assert stacked.shape == (len(rows), 4)
+    assert max(len(row.examples) for row in rows) <= 2
+    for row in rows:
+        packing = Packing.of(row.cu_seqlens, LENGTH, row.max_seqlen)
+        assert packing.positions.max() < LENGTH
+        assert (packing.segments.diff() >= 0).all()
+
+
 def test_a_packed_row_has_the_loss_and_gradients_of_its_examples_alone(seed: int) -> None:
     torch.manual_seed(seed)
     model = GPT(GPTConfig(vocab_size=64, layers=2, heads=1, dim=32, block_size=LENGTH))
@@ -97,5 +108,7 @@ def test_what_cannot_be_packed_is_refused_by_number() -> None:
         list(pack_examples([([1, 2], [])], LENGTH))
     with pytest.raises(ValueError, match="length must be at least 2"):
         list(pack_examples([], 1))
+    with pytest.raises(ValueError, match="max_sequences must be at least 1"):
+        list(pack_examples([], 8, max_sequences=0))
     with pytest.raises(ValueError, match="open_rows must be at least 1"):
         list(pack_examples([], 8, open_rows=0))

@@ -45,7 +45,9 @@ class ClusterShape:
     overlap: float = 1.0
     """The part of a computation beside which exchange costs nothing: 0 where both need the same cores."""
     reduce_scatter_cost: float = 1.0
-    """The time of a reduce-scatter over that of an all-gather; gloo reduces everything everywhere: 2."""
+    """The time of a reduce-scatter over that of an all-gather of as many bytes, as it was measured."""
+    all_reduce_cost: float = 1.0
+    """The time of an all-reduce over that of two all-gathers, as it was measured."""
 
     def __post_init__(self) -> None:
         for field in ("nodes", "gpus_per_node"):
@@ -54,16 +56,18 @@ class ClusterShape:
                 raise ValueError(
                     f"ClusterShape: {field} must be a whole number from 1, got {value!r}"
                 )
-        for field in ("memory_bytes", "flops_per_s", "memory_bytes_per_s"):
+        for field in (
+            "memory_bytes",
+            "flops_per_s",
+            "memory_bytes_per_s",
+            "reduce_scatter_cost",
+            "all_reduce_cost",
+        ):
             value = getattr(self, field)
             if not math.isfinite(value) or value <= 0:
                 raise ValueError(f"ClusterShape: {field} must be above 0, got {value}")
         if not 0.0 <= self.overlap <= 1.0:
             raise ValueError(f"ClusterShape: overlap must lie in [0, 1], got {self.overlap}")
-        if not math.isfinite(self.reduce_scatter_cost) or self.reduce_scatter_cost <= 0:
-            raise ValueError(
-                f"ClusterShape: reduce_scatter_cost must be above 0, got {self.reduce_scatter_cost}"
-            )
         if not 0 <= self.reserved_bytes < self.memory_bytes:
             raise ValueError(
                 f"ClusterShape: reserved_bytes must lie in [0, memory_bytes), got {self.reserved_bytes}"

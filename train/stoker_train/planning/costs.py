@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stoker_train.planning.collectives import exchange_s, gather_s, reduce_s, send_s
+from stoker_train.planning.collectives import exchange_s, gather_s, send_s
 from stoker_train.planning.memory import (
     Memory,
     ends_bytes,
@@ -106,11 +106,7 @@ class Estimator:
         seq_len, cluster = self._seq_len, self._cluster
         tokens = seq_len * strategy.micro_batch
         nbytes = tokens * self._model.hidden * self._precision.value_bytes
-        # After attention and after the MLP, forward and backward; computing again exchanges again.
-        reductions = 6 if strategy.recompute is Recompute.FULL else 4
-        tensor_s = reductions * reduce_s(
-            nbytes, strategy.tensor, cluster.link_of(strategy.tensor, 1)
-        )
+        tensor_s = self._tensor_s(nbytes, strategy)
         expert_link = cluster.link_of(strategy.expert, strategy.data_stride)
 
         def compute_s(layer: LayerShape) -> float:
@@ -128,6 +124,20 @@ class Estimator:
             self._before(expert_s),
             self._before(lambda layer: layer_bytes(layer, seq_len, strategy, self._precision)),
         )
+
+    def _tensor_s(self, nbytes: float, strategy: Strategy) -> float:
+        """Return the exchange of one layer's tensor parallelism.
+
+        A reduction after attention and one after the MLP, forward and backward; what is computed again needs
+        that of attention again, not the last one. With sequences cut each is a reduce-scatter and an
+        all-gather apart.
+        """
+        cluster, ranks = self._cluster, strategy.tensor
+        count = 5 if strategy.recompute is Recompute.FULL else 4
+        gather = gather_s(nbytes, ranks, cluster.link_of(ranks, 1))
+        if strategy.sequence:
+            return count * gather * (1.0 + cluster.reduce_scatter_cost)
+        return count * 2.0 * gather * cluster.all_reduce_cost
 
     def _flops(self, layer: LayerShape, strategy: Strategy) -> float:
         """Return the operations of a layer for one token, forward and backward."""
@@ -299,7 +309,7 @@ class Estimator:
             return 0.0
         link = self._cluster.link_of(ranks, strategy.data_stride)
         reduction = gather_s(parameters * self._precision.gradient_bytes, ranks, link)
-        all_reduction = 2 * reduction
+        all_reduction = 2 * reduction * self._cluster.all_reduce_cost
         reduction *= self._cluster.reduce_scatter_cost
         gather = gather_s(parameters * self._precision.weight_bytes, ranks, link)
         micro_batch_s *= self._cluster.overlap

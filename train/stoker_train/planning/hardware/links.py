@@ -94,7 +94,7 @@ def measure_links(
     """Measure each pair of nodes that was not measured yet, and each node inside; return all of them.
 
     ``nodes`` are ids (default: all that are alive). Two actors with ``resources`` (default: a GPU each where
-    the node has one, else nothing) send to each other by NCCL or gloo: a message of 8 bytes to and fro for
+    the node has one, else nothing) send to each other by NCCL or gloo: a message of 8 bytes each way for
     the latency, one of 16 MiB for the rate; medians. A pair takes some seconds, and pairs without a common
     node are measured side by side. ``again`` measures what is known too.
 

@@ -36,8 +36,9 @@ def profile_model(
     """Return the measured passes of ``model``, whose equal ``layers`` are called one after the other.
 
     ``batch(n)`` returns inputs and targets of n sequences, on the model's device: inputs are a tensor, or a
-    tuple or dict of arguments. ``loss_fn(outputs, targets)`` returns a scalar. Each of two micro-batch ``sizes`` is timed ``rounds`` times after one that is not
-    counted; medians are taken. With an ``optimizer`` its update is timed too. Gradients are dropped.
+    tuple or dict of arguments. ``loss_fn(outputs, targets)`` returns a scalar. Each of two micro-batch
+    ``sizes`` is timed ``rounds`` times after one that is not counted; medians are taken. With an
+    ``optimizer`` its update is timed too. Gradients are dropped.
 
     ValueError where no layer is called, or ``sizes`` are not two growing numbers from 1.
     """
