@@ -57,7 +57,7 @@ def write(name: str, record: Record) -> None:
 
 def delete(name: str) -> None:
     """Forget a name."""
-    forget_left(name)
+    kv.delete_prefix(f"{key_of(name)}/")
     kv.delete(key_of(name))
 
 
@@ -78,3 +78,22 @@ def set_left(name: str, rank: int, *, has_left: bool) -> None:
 def forget_left(name: str) -> None:
     """Forget which workers have ended, as all have."""
     kv.delete_prefix(f"{key_of(name)}/left/")
+
+
+def hold(name: str, epoch: int, holder: str, lease_s: float) -> None:
+    """Have servers of a set that start again hold back changes, until ``let_go``, or the lease's end."""
+    kv.put(_hold_key(name, epoch, holder), b"1", ttl_s=lease_s)
+
+
+def let_go(name: str, epoch: int, holder: str) -> None:
+    """End a ``hold``."""
+    kv.delete(_hold_key(name, epoch, holder))
+
+
+def holders(name: str, epoch: int) -> set[str]:
+    """Return who has a set of servers hold back changes."""
+    return {key.rpartition("/")[2] for key in kv.keys(_hold_key(name, epoch, ""))}
+
+
+def _hold_key(name: str, epoch: int, holder: str) -> str:
+    return f"{key_of(name)}/held/{epoch}/{holder}"

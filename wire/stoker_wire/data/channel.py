@@ -295,6 +295,9 @@ async def _shake_hands(frames: FrameSocket, me: Address, job_id: str) -> Channel
     except (TimeoutError, ValueError, StokerError) as error:
         frames.close()
         raise UnavailableError(f"the data channel's handshake failed\n{error!r}") from None
+    except BaseException:  # cancelled: the loop must not go on to wait for a socket that is closed
+        frames.close()
+        raise
     if not isinstance(theirs, Hello):
         frames.close()
         raise UnavailableError("the data channel's handshake failed\nno Hello came first")

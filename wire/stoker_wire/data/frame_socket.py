@@ -266,8 +266,10 @@ class FrameSocket:
         if self.closed:
             return
         self.closed = True
-        self._loop.remove_reader(self._sock)
-        self._loop.remove_writer(self._sock)
+        for remove in (self._loop.remove_reader, self._loop.remove_writer):
+            # Closed by others, it has no descriptor; uvloop closes one for good as its reader is removed.
+            with contextlib.suppress(ValueError):
+                remove(self._sock)
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

@@ -127,3 +127,26 @@ def test_a_server_that_is_gone_for_good_is_named(start: Callable[..., Any]) -> N
         with pytest.raises(ServerLostError, match=f"parameter server 1 of {group.name}") as lost:
             request()
         assert lost.value.extra["server"] == 1
+
+
+def test_changes_wait_while_anybody_holds_them_back_whoever_restarts(
+    start: Callable[..., Any],
+) -> None:
+    """Else what is pushed during a resize would be lost: to rows that have been read already."""
+    group = start(1, save_interval_s=0)
+    table = group.sparse("s", 1, optimizer=ps.SGD(1.0), initializer=ps.Zeros())
+    table.push([1], [[-1.0]])
+    other: Any = ps.connect(group.name).table("s")
+    pushing = threading.Thread(target=lambda: other.push([1], [[-1.0]]))
+    with group._frozen():
+        with ps.connect(group.name)._frozen():
+            pass
+        os.kill(pid_of(group.actors[0]), signal.SIGKILL)
+        assert table.pull([1]).tolist() == [[1.0]]  # it is back
+        pushing.start()
+        pushing.join(0.5)
+        assert table.pull([1]).tolist() == [[1.0]]
+    pushing.join(60)
+    assert table.pull([1]).tolist() == [[2.0]]
+    # One of the next set has saved before the rows moved: it is told to come again, and nothing ends.
+    assert stoker.get(group.actors[0].release.remote(0, 1), timeout=40) is False

@@ -50,7 +50,7 @@ def test_rows_are_those_of_one_process_whatever_the_servers(
 
 def test_rows_move_to_other_servers_while_workers_push(start: Callable[..., Any]) -> None:
     """Each push adds 1 to every element: what is lost, or applied twice, shows in the sums."""
-    group = start(2, save_interval_s=0.2)
+    group = start(2, save_interval_s=0.2, timeout_s=120)
     table = group.sparse("s", 4, optimizer=ps.SGD(1.0), initializer=ps.Zeros())
     dense = group.dense("d", 7, optimizer=ps.SGD(1.0))
     keys = np.arange(500)
@@ -79,7 +79,7 @@ def test_rows_move_to_other_servers_while_workers_push(start: Callable[..., Any]
     finally:
         stop.set()
         for one in threads:
-            one.join(60)
+            one.join(140)
     assert not errors
     total = sum(pushed)
     assert total > 0

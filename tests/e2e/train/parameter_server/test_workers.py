@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import stoker
-from stoker_train.parameter_server.errors import WorkerTimeoutError
+from stoker_train.parameter_server.errors import ParameterServerError, WorkerTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,6 +121,24 @@ def test_a_worker_that_does_not_come_is_named_and_may_come_later(
     ahead.step()
     with pytest.raises(WorkerTimeoutError, match="rank 1: more than 1 steps behind rank 0"):
         ahead.step()
+
+
+def test_a_worker_in_whose_place_another_has_come_is_refused(start: Callable[..., Any]) -> None:
+    group = start(1)
+    table = group.sparse("w", 1, optimizer=ps.SGD(1.0), initializer=ps.Zeros())
+    old, plain = group.worker(0, 1, mode="async"), np.zeros((1, 1), np.float32)
+    plain[:] = -1.0
+    old.push("w", [1], plain)
+    plain[:] = 7.0  # the worker has a copy
+    old.step()
+    new = group.worker(0, 1, mode="async")
+    for worker in (old, new):
+        worker.push("w", [1], [[-1.0]])
+    with pytest.raises(ParameterServerError, match=r"(?s)rank0 of the workers.*rank of its own"):
+        old.step()
+    new.step()
+    assert table.pull([1]).tolist() == [[2.0]]
+    new.close()
 
 
 def test_an_embedding_pushes_in_the_backward_pass(start: Callable[..., Any]) -> None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stoker_wire.data import frame_socket
+from stoker_wire.data import channel, frame_socket
 from stoker_wire.data.frame_socket import MAX_FRAME_NBYTES, FrameSocket, length_prefix
 from stoker_wire.errors import UnavailableError
+from stoker_wire.messages.common import Address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,3 +187,39 @@ async def test_a_frame_without_memory_for_it_ends_the_connection(
     pair[1].sendall(framed([b"ok"]) + struct.pack("<Q", MAX_FRAME_NBYTES))
     await end.until(9)
     assert (end.frames, end.closed) == ([b"ok"], 1)
+
+
+@pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
+def test_a_socket_that_others_closed_ends_without_an_error(loops: str) -> None:
+    """uvloop gives a descriptor up only as its reader is removed: then there is none for the writer."""
+    errors: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        ours, theirs = socket.socketpair()
+        end = End(ours).start()
+        ours.close()
+        theirs.close()  # uvloop tells of it
+        await asyncio.sleep(0)
+        end.socket.close()
+        assert end.closed == 1
+
+    factory = pytest.importorskip("uvloop").new_event_loop if loops == "uvloop" else None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())
+    assert not errors
+
+
+async def test_a_handshake_that_is_cancelled_ends_its_frames(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    pair[0].setblocking(False)
+    frames = FrameSocket(pair[0])
+    me = Address(peer_id="p", node_id="n", host_id="h", unix="", url="")
+    task = asyncio.create_task(channel._shake_hands(frames, me, "job"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert frames.closed

@@ -22,6 +22,7 @@ from stoker_train.parameter_server.client.tables import DenseTable, SparseTable
 from stoker_train.parameter_server.client.worker import Worker, check_worker
 from stoker_train.parameter_server.errors import ParameterServerError
 from stoker_train.parameter_server.server.actor import COUNTS, ParameterServer
+from stoker_train.parameter_server.server.messages import Moved
 from stoker_train.parameter_server.storage.initializers import Initializer, Uniform, Zeros
 from stoker_train.parameter_server.storage.optimizers import SGD, Optimizer
 from stoker_train.parameter_server.storage.spec import TableSpec, check_spec, is_count
@@ -139,7 +140,11 @@ class ParameterServers:
             if path.exists():
                 old = aside.with_name(f"{aside.name}.old")
                 path.rename(old)
-                aside.rename(path)
+                try:
+                    aside.rename(path)
+                except BaseException:
+                    old.rename(path)
+                    raise
                 shutil.rmtree(old, ignore_errors=True)
             else:
                 aside.rename(path)
@@ -158,10 +163,9 @@ class ParameterServers:
         If it fails, all is as before.
         """
         _check_servers(servers)
-        record = self._routing.record
-        old = self._routing.servers
         began_s = time.monotonic()
-        with self._frozen() as thaw:
+        with self._frozen():
+            record, old = self._routing.route()
             options: dict[str, Any] = calls.get(
                 old[0].__stoker_call__.remote(_own_options), timeout=record.timeout_s
             )
@@ -185,7 +189,6 @@ class ParameterServers:
             except BaseException:
                 _end(new)
                 raise
-            thaw.pop_all()
             calls.get([one.retire.remote() for one in old], timeout=record.timeout_s)
         self._routing.refresh()
         for epoch, count in record.retired:
@@ -233,17 +236,27 @@ class ParameterServers:
         )
 
     @contextlib.contextmanager
-    def _frozen(self) -> Iterator[contextlib.ExitStack]:
-        """Have all servers hold back changes; ``pop_all`` of what it yields leaves them so."""
+    def _frozen(self) -> Iterator[None]:
+        """Have all servers hold back changes, also those that start again meanwhile."""
+        holder = uuid.uuid4().hex
         self._routing.refresh()
-        servers = self._routing.servers
-        with contextlib.ExitStack() as thaw:
-            thaw.callback(_thaw, servers)
-            calls.get(
-                [one.freeze.remote(_MOVE_S) for one in servers],
-                timeout=self._routing.record.timeout_s,
+        record, servers = self._routing.route()
+        directory.hold(self.name, record.epoch, holder, _MOVE_S)
+        try:
+            answers = calls.get(
+                [one.freeze.remote(holder) for one in servers], timeout=record.timeout_s
             )
-            yield thaw
+            if any(isinstance(answer, Moved) for answer in answers):
+                raise ParameterServerError(
+                    f"the rows of {self.name} moved at this moment\nnothing was done: call it again"
+                )
+            yield
+        finally:
+            with contextlib.suppress(StokerError):  # else the lease ends
+                directory.let_go(self.name, record.epoch, holder)
+            for one in servers:
+                with contextlib.suppress(StokerError):
+                    one.thaw.remote(holder)
 
 
 def start(
@@ -276,7 +289,8 @@ def start(
             f"there are parameter servers named {name!r}\nuse connect(), stop them, or give another name",
             field="name",
         )
-    directory.delete(name)
+    if record is not None:
+        directory.delete(name)
     epoch = 1 if record is None else record.epoch + 1
     chosen = {
         "num_cpus": num_cpus,
@@ -367,8 +381,3 @@ def _end(actors: list[ActorHandle[Any]]) -> None:
     for one in actors:
         with contextlib.suppress(StokerError):
             calls.kill(one)
-
-
-def _thaw(servers: list[ActorHandle[Any]]) -> None:
-    for one in servers:
-        one.thaw.remote()

@@ -58,18 +58,25 @@ class SparseReplica:
         self._keys = self._touched_keys()
         if not self._keys.size:
             return None
-        moved = self._shard.pull(self._keys) - self._base[self._shard.find(self._keys)]
+        self._sent = self._shard.pull(self._keys)
+        moved = self._sent - self._base[self._shard.find(self._keys)]
         moved /= workers
         return Part(self._shard.spec, self._keys, moved)
 
     def settle(self, rows: NDArray[Any] | None) -> None:
-        """Go on from the rows that servers have after the delta; others are read again when they are used."""
+        """Go on from the rows that servers have after the delta; others are read again when they are used.
+
+        What rows moved by since the delta, whose answer may be late, stays: it is part of the next one.
+        """
         self._round += 1
-        if rows is not None:
-            slots = self._shard.find(self._keys)
-            self._shard.assign(self._keys, rows)
-            self._base[slots], self._read_at[slots] = rows, self._round
-        self._is_touched[:] = False
+        if rows is None:
+            return
+        slots = self._shard.find(self._keys)
+        since = self._shard.pull(self._keys) - self._sent
+        self._shard.assign(self._keys, rows + since)
+        self._base[slots], self._read_at[slots] = rows, self._round
+        self._is_touched[slots] = since.any(axis=1)
+        self._read_at[self._is_touched] = self._round
 
     def _touched_keys(self) -> Keys:
         exported: Keys = self._shard.keys[self._is_touched[: len(self._shard)]]
@@ -108,11 +115,12 @@ class DenseReplica:
         """Return by how much the array moved since it was read, over the number of workers."""
         if self._base is None:
             return None
-        moved = (self._shard.values - self._base) / self._base.dtype.type(workers)
+        self._sent = self._shard.pull()
+        moved = (self._sent - self._base) / self._base.dtype.type(workers)
         return Part(self._shard.spec, np.array([0, moved.size]), moved)
 
     def settle(self, values: NDArray[Any] | None) -> None:
-        """Go on from what servers have after the delta."""
+        """Go on from what servers have after the delta, and what the array moved by since."""
         if values is not None:
             self._base = values
-            self._shard.assign(0, values)
+            self._shard.assign(0, values + (self._shard.values - self._sent))

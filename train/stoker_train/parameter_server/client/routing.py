@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from stoker_train.parameter_server.storage.spec import TableSpec
 
     Keys = NDArray[np.int64]
+    Route = tuple[directory.Record, list[ActorHandle[Any]]]
 
 _SLACK_S = 10.0
 """A server's deadline is so much shorter than its client's: its error, which says more, comes first."""
@@ -52,7 +53,7 @@ class Routing:
         self.name = name
         self.client = client or uuid.uuid4().hex
         self.nbytes_sent = self.nbytes_received = 0
-        self._number = 0
+        self._number = self._owner = 0
         self._lock = threading.RLock()
         self._servers: list[ActorHandle[Any]] = []
         self._record: directory.Record | None = None
@@ -75,21 +76,26 @@ class Routing:
     @property
     def servers(self) -> list[ActorHandle[Any]]:
         """The actors of now."""
+        return self.route()[1]
+
+    def route(self) -> Route:
+        """Return the record and its servers: another thread may find others at any time."""
         with self._lock:
-            _ = self.record
-            return list(self._servers)
+            return self.record, list(self._servers)
 
     def refresh(self) -> None:
         """Forget who the servers are."""
         with self._lock:
             self._record = None
 
-    def ask(self, calls: dict[int, tuple[Any, ...]], method: str) -> dict[int, Any]:
-        """Call a method of some servers, each with its arguments; a value may be ``Moved``.
+    def ask(
+        self, calls: dict[int, tuple[Any, ...]], method: str, route: Route | None = None
+    ) -> dict[int, Any]:
+        """Call a method of some servers of a route, each with its arguments; a value may be ``Moved``.
 
         Raises ServerLostError and ServerTimeoutError, which name the server, and what the method raised.
         """
-        servers, record = self.servers, self.record
+        record, servers = route or self.route()
         refs = {one: getattr(servers[one], method).remote(*args) for one, args in calls.items()}
         deadline_s = time.monotonic() + record.timeout_s + _SLACK_S
         values: dict[int, Any] = {}
@@ -114,29 +120,30 @@ class Routing:
     def ask_all(self, method: str, *args: Any) -> list[Any]:
         """Call a method of all servers, until none has moved."""
         for _ in range(_MOVES):
-            calls = dict.fromkeys(range(self.record.servers), args)
-            values = self.ask(calls, method)
+            route = self.route()
+            values = self.ask(dict.fromkeys(range(route[0].servers), args), method, route)
             if not any(isinstance(value, Moved) for value in values.values()):
                 return list(values.values())
             self.refresh()
         raise self._restless()
 
-    def resume(self, number: int) -> None:
+    def resume(self, number: int, owner: int) -> None:
         """Go on behind the push of this number, which an earlier process of this client made."""
-        self._number = number
+        self._number, self._owner = number, owner
 
     # -- rows ----------------------------------------------------------------------------------------
 
     def pull(self, spec: TableSpec, keys: Keys, create: bool = True) -> NDArray[Any]:
         """Return (keys, width) rows of keys that are there once each; from one server they are read-only."""
         for _ in range(_MOVES):
-            count = self.record.servers
+            route = self.route()
+            count = route[0].servers
             chosen = {}
             calls: dict[int, tuple[Any, ...]] = {0: (spec, keys, create)}
             if count > 1:
                 chosen = {one: at for one, at in enumerate(split(keys, count)) if at.size}
                 calls = {one: (spec, keys[at], create) for one, at in chosen.items()}
-            values = self.ask(calls, "pull")
+            values = self.ask(calls, "pull", route)
             if any(isinstance(value, Moved) for value in values.values()):
                 self.refresh()
                 continue
@@ -167,10 +174,11 @@ class Routing:
             self._number += 1
             number, rest = self._number, parts
             for _ in range(_MOVES):
-                by_server = self.split(rest)
-                sequence = Sequence(self.client, number, self.record.epoch)
+                record, _ = route = self.route()
+                by_server, _ = _split(rest, record.servers)
+                sequence = Sequence(self.client, number, record.epoch, self._owner)
                 calls = {one: (sequence, some, method) for one, some in by_server.items() if some}
-                values = self.ask(calls, "push")
+                values = self.ask(calls, "push", route)
                 self._count_sent(by_server)
                 moved = [one for one, value in values.items() if isinstance(value, Moved)]
                 if not moved:
@@ -182,10 +190,11 @@ class Routing:
     def exchange(self, parts: list[Part]) -> list[NDArray[Any]]:
         """Add deltas, and return for each part its rows after that."""
         with self._lock:
-            by_server, places = self._split(parts)
-            sequence = Sequence(self.client, self._number + 1, self.record.epoch)
+            record, _ = route = self.route()
+            by_server, places = _split(parts, record.servers)
+            sequence = Sequence(self.client, self._number + 1, record.epoch, self._owner)
             calls = {one: (sequence, some, "add", True) for one, some in by_server.items() if some}
-            values = self.ask(calls, "push")
+            values = self.ask(calls, "push", route)
             self._number += 1
             self._count_sent(by_server)
             moved = [one for one, value in values.items() if isinstance(value, Moved)]
@@ -205,10 +214,11 @@ class Routing:
         """Push a worker's part of a step to all servers, and wait until all workers' is applied."""
         rest = parts
         for _ in range(_MOVES):
-            by_server = self.split(rest)
-            sequence = Sequence(self.client, number, self.record.epoch)
+            record, _ = route = self.route()
+            by_server, _ = _split(rest, record.servers)
+            sequence = Sequence(self.client, number, record.epoch, self._owner)
             calls = {one: (sequence, rank, world, reduce, some) for one, some in by_server.items()}
-            values = self.ask(calls, "step")
+            values = self.ask(calls, "step", route)
             self._count_sent(by_server)
             moved = [one for one, value in values.items() if isinstance(value, Moved)]
             if not moved:
@@ -216,40 +226,6 @@ class Routing:
             rest = [part for one in moved for part in by_server[one]]
             self.refresh()
         raise self._restless()
-
-    def split(self, parts: list[Part]) -> dict[int, list[Part]]:
-        """Return the parts of parts that each server has."""
-        return self._split(parts)[0]
-
-    def _split(
-        self, parts: list[Part]
-    ) -> tuple[dict[int, list[Part]], dict[int, list[tuple[int, Any]]]]:
-        count = self.record.servers
-        by_server: dict[int, list[Part]] = {one: [] for one in range(count)}
-        places: dict[int, list[tuple[int, Any]]] = {one: [] for one in range(count)}
-        for which, part in enumerate(parts):
-            assert part.keys is not None
-            if part.spec.shape is not None:
-                first, last = map(int, part.keys)
-                for one, (start, end) in enumerate(dense_bounds(part.spec.size, count)):
-                    low, high = max(first, start), min(last, end)
-                    if low < high:
-                        at = slice(low - first, high - first)
-                        by_server[one].append(
-                            Part(part.spec, np.array([low, high]), part.values[at])
-                        )
-                        places[one].append((which, at))
-            elif count == 1:
-                by_server[0].append(part)
-                places[0].append((which, slice(None)))
-            else:
-                for one, chosen in enumerate(split(part.keys, count)):
-                    if chosen.size:
-                        by_server[one].append(
-                            Part(part.spec, part.keys[chosen], part.values[chosen])
-                        )
-                        places[one].append((which, chosen))
-        return by_server, places
 
     def _pull_part(self, part: Part) -> NDArray[Any]:
         assert part.keys is not None
@@ -289,6 +265,33 @@ class Routing:
             f"the rows of {self.name} moved {_MOVES} times during one request\n"
             "resize servers less often"
         )
+
+
+def _split(
+    parts: list[Part], count: int
+) -> tuple[dict[int, list[Part]], dict[int, list[tuple[int, Any]]]]:
+    """Return the parts of parts that each of so many servers has, and where they are in them."""
+    by_server: dict[int, list[Part]] = {one: [] for one in range(count)}
+    places: dict[int, list[tuple[int, Any]]] = {one: [] for one in range(count)}
+    for which, part in enumerate(parts):
+        assert part.keys is not None
+        if part.spec.shape is not None:
+            first, last = map(int, part.keys)
+            for one, (start, end) in enumerate(dense_bounds(part.spec.size, count)):
+                low, high = max(first, start), min(last, end)
+                if low < high:
+                    at = slice(low - first, high - first)
+                    by_server[one].append(Part(part.spec, np.array([low, high]), part.values[at]))
+                    places[one].append((which, at))
+        elif count == 1:
+            by_server[0].append(part)
+            places[0].append((which, slice(None)))
+        else:
+            for one, chosen in enumerate(split(part.keys, count)):
+                if chosen.size:
+                    by_server[one].append(Part(part.spec, part.keys[chosen], part.values[chosen]))
+                    places[one].append((which, chosen))
+    return by_server, places
 
 
 def spec_of(routing: Routing, table: str) -> TableSpec:

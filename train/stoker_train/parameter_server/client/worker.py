@@ -66,13 +66,15 @@ class Worker:
         self._routing = Routing(name, f"rank{rank}")
         self._pushed: dict[str, list[Part]] = {}
         self._replicas: dict[str, SparseReplica | DenseReplica] = {}
+        self._unanswered: tuple[list[SparseReplica | DenseReplica], list[Part]] = [], []
+        """Whose deltas were sent and not answered yet, and these."""
         self._specs: dict[str, TableSpec] = {}
-        self._is_closed = False
+        self._is_closed = self._is_late = False
         directory.set_left(name, rank, has_left=False)
         joined = self._routing.ask_all("join", rank)
-        self.steps: int = max(joined)
+        self.steps: int = max(step for step, _ in joined)
         """The number of the last step: it goes on from the workers that are ahead, also after a restart."""
-        self._routing.resume(self.steps)
+        self._routing.resume(self.steps, max(owner for _, owner in joined))
 
     @property
     def nbytes(self) -> tuple[int, int]:
@@ -89,7 +91,7 @@ class Worker:
     def push(
         self, table: Table | str, keys: ArrayLike | None = None, gradients: ArrayLike | None = None
     ) -> None:
-        """Add gradients to the step; a dense table has no ``keys``. ``step()`` sends them."""
+        """Add a copy of gradients to the step; a dense table has no ``keys``. ``step()`` sends them."""
         spec = self._spec(table, keys)
         if gradients is None:
             raise BadRequestError(
@@ -101,16 +103,21 @@ class Worker:
             if spec.shape is not None
             else sparse_part(spec, keys, gradients)  # type: ignore[arg-type]
         )
-        self._pushed.setdefault(spec.name, []).append(part)
+        own = Part(spec, _owned(part.keys, keys), _owned(part.values, gradients))
+        self._pushed.setdefault(spec.name, []).append(own)
 
     def step(self) -> None:
         """End a step: what was pushed is applied as the mode says.
 
         Raises WorkerTimeoutError that names the workers that were waited for, and ServerLostError. Called
-        again after an error in mode sync, it sends the same step again, which is applied once.
+        again after an error in mode sync, it sends the same step again, which is applied once; in mode async
+        what was applied is not sent again, and without new pushes it only waits once more.
         """
         if self._is_closed:
             raise BadRequestError(f"worker {self.rank} is closed\nmake another by worker()")
+        if self._is_late and not self._pushed:
+            self._advance()
+            return
         parts = [_joined(some) for some in self._pushed.values()]
         if self.mode is Mode.SYNC:
             self._routing.step(self.steps + 1, self.rank, self.world, self._reduce, parts)
@@ -127,28 +134,39 @@ class Worker:
             self.synchronize()
 
     def synchronize(self) -> None:
-        """In mode GEO: bring the servers what rows moved by since the last time, and go on from theirs."""
-        replicas, parts = [], []
+        """In mode GEO: bring the servers what rows moved by since the last time, and go on from theirs.
+
+        What an earlier call failed to bring is sent first, just as it was, so that it counts once.
+        """
+        self._exchange()
+        replicas: list[SparseReplica | DenseReplica] = []
+        parts = []
         for replica in self._replicas.values():
             if (part := replica.delta(self.world)) is not None:
                 replicas.append(replica)
                 parts.append(part)
             else:
                 replica.settle(None)
+        self._unanswered = replicas, parts
+        self._exchange()
+
+    def _exchange(self) -> None:
+        replicas, parts = self._unanswered
         if parts:
             for replica, rows in zip(replicas, self._routing.exchange(parts), strict=True):
                 replica.settle(rows)
+        self._unanswered = [], []
 
     def close(self) -> None:
         """End: in mode GEO the last steps are sent; nobody waits for this worker any more."""
         if self._is_closed:
             return
-        self._is_closed = True
         if self.mode is Mode.GEO:
             self.synchronize()
         directory.set_left(self._name, self.rank, has_left=True)
         if all(self._routing.ask_all("leave", self.rank, self.world, self._reduce)):
             directory.forget_left(self._name)
+        self._is_closed = True
 
     def __enter__(self) -> Self:
         return self
@@ -206,12 +224,21 @@ class Worker:
 
     def _advance(self) -> None:
         """Wait for the slowest worker, at server 0."""
+        self._is_late = True
         while True:
             args = (self.rank, self.world, self.steps, self._staleness)
             (ahead,) = self._routing.ask({0: args}, "advance").values()
             if not isinstance(ahead, Moved):
+                self._is_late = False
                 return
             self._routing.refresh()
+
+
+def _owned(made: Any, given: Any) -> Any:
+    """Return the array, or a copy if it is memory of the caller's, who may write there before the step."""
+    if made is None or given is None or not np.may_share_memory(made, np.asarray(given)):
+        return made
+    return made.copy()
 
 
 def _joined(parts: list[Part]) -> Part:

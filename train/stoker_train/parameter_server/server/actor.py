@@ -64,7 +64,8 @@ class ParameterServer:
         self._starting = asyncio.Lock()
         self._has_restored = self._has_saved_before = False
         self._is_retired = self._is_blind = False
-        self._frozen_until_s = 0.0
+        self._owners: dict[str, int] = {}
+        self._holders: set[str] = set()
         self._thawed = asyncio.Event()
         self._thawed.set()
         self._released: set[int] = set()
@@ -104,6 +105,7 @@ class ParameterServer:
             return (
                 [] if await self._was_applied("seen", sequence.client, sequence.order) else _MOVED
             )
+        self._check_owner(sequence)
         self._tables.check(parts)
         now_s = time.time()
         if self._tables.is_new(sequence.client, sequence.order):
@@ -118,6 +120,7 @@ class ParameterServer:
         """Apply what all ranks push at a step; False if it is lost with a server that restarted."""
         if not await self._enter(changes=True):
             return await self._was_applied("applied", rank, sequence.order) or _MOVED
+        self._check_owner(sequence)
         self._tables.check(parts)
 
         def apply(by_rank: list[list[Part]]) -> None:
@@ -141,14 +144,16 @@ class ParameterServer:
         ahead = await self._gate.advance(rank, world, step, bound, self._timeout_s)
         return _MOVED if ahead is None else ahead
 
-    async def join(self, rank: int) -> int | Moved:
-        """Return the number of the last step that any rank is at, from which this rank goes on."""
+    async def join(self, rank: int) -> tuple[int, int] | Moved:
+        """Return the last step that any rank is at, from which this one goes on, and the owner's number."""
         if not await self._enter(changes=True):
             return _MOVED
         self._barrier.left.discard(rank)
         self._gate.left.discard(rank)
         step = self._gate.steps[rank] = self._last_step()
-        return step
+        client = f"rank{rank}"
+        owner = self._owners[client] = self._owners.get(client, 0) + 1
+        return step, owner
 
     async def leave(self, rank: int, world: int, reduce: str) -> bool | Moved:
         """Wait for a rank no more; return whether it was the last, so that another job may begin."""
@@ -169,15 +174,20 @@ class ParameterServer:
 
     # -- what is done with all servers together ----------------------------------------------------------
 
-    async def freeze(self, lease_s: float) -> None:
-        """Have all that changes rows wait, for ``lease_s`` seconds at most; pulls go on."""
+    async def freeze(self, holder: str) -> Moved | None:
+        """Have all that changes rows wait while the directory names the holder; pulls go on."""
         await self._ready()
-        self._frozen_until_s = time.monotonic() + lease_s
+        if self._is_retired:
+            return _MOVED
+        self._holders.add(holder)
         self._thawed.clear()
+        return None
 
-    async def thaw(self) -> None:
-        """Go on."""
-        self._thawed.set()
+    async def thaw(self, holder: str) -> None:
+        """Go on, unless there is another holder; or say that rows have moved, if they have."""
+        await self._ready()
+        await self._look_up()
+        self._let_go({holder})
 
     async def retire(self) -> None:
         """Answer from now on that rows have moved."""
@@ -192,9 +202,10 @@ class ParameterServer:
         return {
             "exports": self._tables.export(number, servers),
             "seen": dict(self._tables.seen),
-            "applied": self._barrier.applied,
-            "steps": self._gate.steps,
-            "left": self._barrier.left,
+            "applied": dict(self._barrier.applied),
+            "steps": dict(self._gate.steps),
+            "owners": dict(self._owners),
+            "left": set(self._barrier.left),
             "histogram": dict(self._gate.histogram) if number == 0 else {},
         }
 
@@ -207,11 +218,15 @@ class ParameterServer:
         """Return once it has its rows."""
         await self._ready()
 
-    async def release(self, number: int, servers: int) -> None:
-        """End this actor once all servers of the next set have saved their rows."""
+    async def release(self, number: int, servers: int) -> bool:
+        """End this actor once all servers of the next set have saved their rows; False: not moved yet."""
+        await self._ready()
+        if not self._is_retired:
+            return False
         self._released.add(number)
-        if self._is_retired and len(self._released) == servers:
+        if len(self._released) == servers:
             exit_actor()
+        return True
 
     async def write(self, folder: str) -> int:
         """Write all rows to files in a folder that is there; return their bytes."""
@@ -262,6 +277,7 @@ class ParameterServer:
 
     async def __stoker_save__(self) -> dict[str, Any]:
         """Return a copy of all that a server that starts again goes on with."""
+        await self._ready()  # a save of a part of its rows would be taken for all
         await self._release_sources()
         self._has_saved_before = True
         return {
@@ -269,6 +285,7 @@ class ParameterServer:
             "seen": dict(self._tables.seen),
             "applied": dict(self._barrier.applied),
             "steps": dict(self._gate.steps),
+            "owners": dict(self._owners),
             "left": set(self._barrier.left),
             "histogram": dict(self._gate.histogram),
             "is_retired": self._is_retired,
@@ -293,8 +310,6 @@ class ParameterServer:
                     await self._thawed.wait()
             except TimeoutError:  # whoever froze it may have ended
                 await self._look_up()
-                if time.monotonic() > self._frozen_until_s:
-                    self._thawed.set()
         return not self._is_retired
 
     async def _ready(self) -> None:
@@ -307,6 +322,13 @@ class ParameterServer:
         if self._is_ready:
             return
         await self._look_up()
+        if not self._is_retired:  # a save or a resize may have begun before this process
+            self._holders |= await asyncio.to_thread(directory.holders, self._name, self._epoch)
+            if self._holders:
+                self._thawed.clear()
+        for rank in await asyncio.to_thread(directory.left_ranks, self._name):
+            self._barrier.left.add(rank)
+            self._gate.left.add(rank)
         if not self._has_restored and not self._is_retired:
             for number, source in enumerate(self._sources):
                 state = await source.extract.remote(self._number, self._servers)
@@ -315,13 +337,30 @@ class ParameterServer:
         self._is_ready = True
 
     async def _look_up(self) -> None:
+        """Retire if the rows have moved, else let go of holders that have ended."""
+        before = set(self._holders)
+        held = await asyncio.to_thread(directory.holders, self._name, self._epoch)
         record = await asyncio.to_thread(directory.read, self._name)
         if record is not None and record.epoch > self._epoch and not self._is_retired:
             self._is_blind = True
             await self.retire()
-        for rank in await asyncio.to_thread(directory.left_ranks, self._name):
-            self._barrier.left.add(rank)
-            self._gate.left.add(rank)
+        self._let_go(before - held)
+
+    def _let_go(self, holders: set[str]) -> None:
+        self._holders -= holders
+        if not self._holders:
+            self._thawed.set()
+
+    def _check_owner(self, sequence: Sequence) -> None:
+        """Note which process is the worker; ParameterServerError for one in whose place another has come."""
+        owner = self._owners.get(sequence.client, 0)
+        if sequence.owner < owner:
+            raise ParameterServerError(
+                f"{sequence.client} of the workers of {self._name} is another process now\n"
+                "what this one pushes is not applied: end it, or give each worker a rank of its own"
+            )
+        if sequence.owner > owner:
+            self._owners[sequence.client] = sequence.owner
 
     def _take(self, state: dict[str, Any]) -> None:
         """Take a saved state, or the part of one of several sources."""
@@ -330,6 +369,7 @@ class ParameterServer:
             (self._tables.seen, state["seen"]),
             (self._barrier.applied, state["applied"]),
             (self._gate.steps, state["steps"]),
+            (self._owners, state["owners"]),
         ):
             for name, order in given.items():
                 mine[name] = max(order, mine.get(name, 0))
@@ -349,7 +389,9 @@ class ParameterServer:
         A server that restarted since has that from one of the next set; ParameterServerError if that is gone.
         """
         if not self._is_blind:
-            return False  # it was answered then
+            mine: Any = self._tables.seen if kind == "seen" else self._barrier.applied
+            known: bool = order <= mine.get(who, -1)  # its answer may not have come there
+            return known
         if self._own_final is None:
             try:
                 name = directory.actor_name(self._name, self._epoch + 1, 0)
@@ -376,10 +418,12 @@ class ParameterServer:
             record = await asyncio.to_thread(runtime.job.http.call, "GET", path, reply=Actor)
             if record.saved_at_s is None:
                 return
-        sources, self._sources = self._sources, []
-        for source in sources:
+        for source in list(self._sources):
+            is_told = True
             with contextlib.suppress(StokerError):  # it ends
-                await source.release.remote(self._number, self._servers)
+                is_told = await source.release.remote(self._number, self._servers)
+            if is_told:
+                self._sources.remove(source)
 
     def _read_file(self, path: Path) -> tuple[TableSpec, dict[str, NDArray[Any]]]:
         with np.load(path, allow_pickle=False) as file:

@@ -54,6 +54,8 @@ class StepBarrier:
         # Whoever is at this step has seen the ones before applied: by a process that had not saved them.
         for older in [one for one in self._steps if one < order]:
             _set(self._steps.pop(older).done, False)
+        if any(one > order for one in self._steps):  # the same, in the order in which they came
+            return False
         if order not in self._steps:
             self._steps[order] = _Step(world)
         step = self._steps[order]
@@ -70,7 +72,10 @@ class StepBarrier:
                     return await asyncio.shield(step.done)
             except TimeoutError:
                 missing = self._missing(step, world)
-                step.parts.pop(rank, None)
+                if step.parts.get(rank) is parts:  # not those of the worker that took its place
+                    del step.parts[rank]
+                if not step.parts and self._steps.get(order) is step:
+                    del self._steps[order]
                 raise _late(
                     self._name, missing, f"at a step in sync mode for {timeout_s:g} s"
                 ) from None

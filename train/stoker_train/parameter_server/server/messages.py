@@ -41,6 +41,8 @@ class Sequence(msgspec.Struct, frozen=True):
     """Grows by one with each push, or step, of the client."""
     epoch: int
     """Which set of servers it was sent to: what these passed on is sent again under the next."""
+    owner: int = 0
+    """Grows with each process that is the worker of this rank: one of before is refused."""
 
     @property
     def order(self) -> int:

@@ -72,3 +72,32 @@ def test_a_dense_replica_goes_on_from_the_servers() -> None:
     assert part is not None and part.values.tolist() == [-1, -2]
     replica.settle(np.array([5, 6], np.float32))
     assert replica.pull(lambda: np.zeros(2)).tolist() == [5, 6]
+
+
+def test_what_moves_while_an_answer_is_late_is_part_of_the_next_delta() -> None:
+    server, replica = SparseShard(SPEC), SparseReplica(SPEC)
+
+    def push(keys: list[int], gradient: float) -> None:
+        values = np.full((len(keys), 1), gradient, np.float32)
+        replica.push(Part(SPEC, np.array(keys), values), server.pull)
+
+    push([1, 2], 2.0)
+    part = replica.delta(1)
+    assert part is not None and part.keys is not None
+    push([2, 3], 4.0)
+    server.add(part.keys, part.values)
+    replica.settle(server.pull(part.keys))
+    assert replica.pull(np.array([1, 2, 3]), server.pull).ravel().tolist() == [-1, -3, -2]
+    part = replica.delta(1)
+    assert part is not None and part.keys is not None
+    assert part.keys.tolist() == [2, 3] and part.values.ravel().tolist() == [-2, -2]
+
+    spec = TableSpec(name="d", shape=(1,), optimizer=SGD(1.0))
+    dense = DenseReplica(spec)
+    one = Part(spec, np.array([0, 1]), np.ones(1, np.float32))
+    dense.push(one, lambda: np.zeros(1, np.float32))
+    assert dense.delta(1) is not None
+    dense.push(one, lambda: np.zeros(1, np.float32))
+    dense.settle(np.array([-1], np.float32))
+    again = dense.delta(1)
+    assert again is not None and again.values.tolist() == [-1]

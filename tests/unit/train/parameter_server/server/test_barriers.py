@@ -122,3 +122,40 @@ async def test_nobody_is_further_ahead_than_the_bound() -> None:
         await gate.advance(0, 2, 4, 2, 0.05)
     await gate.leave(1)
     assert await gate.advance(0, 2, 9, 2, LONG_S) == 0
+
+
+async def test_a_step_that_comes_behind_a_later_one_was_lost_as_well() -> None:
+    """After a restart rank 0 may be first with step 8: who repeats step 7 must not wait for it."""
+    barrier: Any = StepBarrier("ps")
+    applied: list[Any] = []
+    barrier.applied = {0: 5, 1: 5}
+    async with asyncio.TaskGroup() as group:
+        ahead = group.create_task(barrier.push(0, 2, 8, ["a"], applied.append, LONG_S))
+        await settle()
+        assert await barrier.push(1, 2, 7, ["lost"], applied.append, LONG_S) is False
+        assert await barrier.push(1, 2, 8, ["b"], applied.append, LONG_S) is True
+    assert ahead.result() is True
+    assert applied == [[["a"], ["b"]]]
+
+
+async def test_a_worker_that_ended_at_a_step_takes_nothing_of_the_one_in_its_place() -> None:
+    barrier: Any = StepBarrier("ps")
+    applied: list[Any] = []
+    async with asyncio.TaskGroup() as group:
+        dead = asyncio.ensure_future(barrier.push(0, 2, 1, ["dead"], applied.append, 0.05))
+        await settle()
+        group.create_task(barrier.push(0, 2, 1, ["again"], applied.append, LONG_S))
+        with pytest.raises(WorkerTimeoutError):
+            await dead
+        assert await barrier.push(1, 2, 1, ["b"], applied.append, LONG_S) is True
+    assert applied == [[["again"], ["b"]]]
+
+
+async def test_a_step_that_all_gave_up_does_not_hold_up_another_number_of_workers() -> None:
+    barrier: Any = StepBarrier("ps")
+    applied: list[Any] = []
+    with pytest.raises(WorkerTimeoutError):
+        await barrier.push(0, 2, 3, ["a"], applied.append, 0.01)
+    assert await barrier.push(0, 1, 3, ["b"], applied.append, LONG_S) is True
+    assert await barrier.push(0, 1, 2, ["c"], applied.append, LONG_S) is True
+    assert applied == [[["b"]]]
