@@ -31,7 +31,7 @@ def list_files(files: str | os.PathLike[str] | Iterable[str | os.PathLike[str]])
                 field="files",
             )
         path = os.fspath(one)
-        if not glob.has_magic(path):
+        if not glob.has_magic(path) or os.path.exists(path):  # "part[1].txt" may be a name
             paths.append(path)
             continue
         found = _matching(path)

@@ -23,10 +23,15 @@ __all__ = (
     "Lines",
     "Parser",
     "WholeFiles",
+    "fewer",
+    "packed",
     "parser_of",
     "skipped",
     "steps",
 )
+
+
+_UNCHANGED = "files must not change while they are read, and parse must yield the same each time"
 
 
 @runtime_checkable
@@ -68,7 +73,7 @@ def skipped(records: Iterator[Any], skip: int, path: str) -> Iterator[Any]:
     """Return an iterator without its first ``skip`` records; ConflictError if it has fewer."""
     got = sum(1 for _ in itertools.islice(records, skip))
     if got < skip:
-        raise _fewer(path, got, skip)
+        raise fewer(path, got, skip)
     return records
 
 
@@ -107,6 +112,20 @@ class Lines:
     """
 
     encoding: str | None = "utf-8"
+
+    def __post_init__(self) -> None:
+        if self.encoding is None:
+            return
+        try:
+            cuts = b"\n".decode(self.encoding) == "\n"
+        except (LookupError, UnicodeError):
+            cuts = False
+        if not cuts:
+            raise BadRequestError(
+                f"encoding={self.encoding!r} is not known, or its lines do not end in one byte\n"
+                "give one such as utf-8, or a function of a path that opens the file",
+                field="encoding",
+            )
 
     def split(self, path: str, nbytes: int) -> Iterator[tuple[int, int, int]]:
         """Yield ranges of bytes."""
@@ -193,6 +212,8 @@ class FixedRecords:
     def split(self, path: str, nbytes: int) -> Iterator[tuple[int, int, int]]:
         """Yield ranges of records; BadRequestError where the file ends within one."""
         size = size_of(path)
+        if is_compressed(path):
+            raise packed(path)
         if size % self.nbytes:
             raise BadRequestError(
                 f"the {size} bytes of {path!r} are no records of {self.nbytes} bytes\n"
@@ -209,7 +230,7 @@ class FixedRecords:
             for number in range(start + skip, stop):
                 record = file.read(self.nbytes)
                 if len(record) < self.nbytes:
-                    raise _fewer(path, number, stop)
+                    raise fewer(path, number, stop)
                 yield record
 
     def count(self, path: str, start: int, stop: int) -> int:
@@ -229,15 +250,29 @@ def _lines(path: str, start: int, stop: int) -> Iterator[bytes]:
                 return
             position += len(line)
             yield line.removesuffix(b"\n").removesuffix(b"\r")
+    if position < stop:
+        raise ConflictError(
+            f"{path!r} has become shorter: its end is at {position}, and was at {stop} or after it\n"
+            f"{_UNCHANGED}",
+            field="files",
+        )
 
 
 def _filled(path: str, start: int, stop: int) -> Iterator[bytes]:
     return (line for line in _lines(path, start, stop) if line and not line.isspace())
 
 
-def _fewer(path: str, got: int, wanted: int) -> ConflictError:
+def packed(path: str) -> BadRequestError:
+    """Return the error of a compressed file that would have to be read from the middle."""
+    return BadRequestError(
+        f"{path!r} is compressed, and its records are found by their place\nunpack it first",
+        field="files",
+    )
+
+
+def fewer(path: str, got: int, wanted: int) -> ConflictError:
+    """Return the error of a file, or a part of one, that has lost records."""
     return ConflictError(
-        f"{path!r} has fewer records than before: {got}, and {wanted} were read\n"
-        "files must not change while they are read, and parse must yield the same each time",
+        f"{path!r} has fewer records than before: {got}, and there were {wanted}\n{_UNCHANGED}",
         field="files",
     )

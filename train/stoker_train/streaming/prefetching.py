@@ -42,6 +42,8 @@ class Prefetch(Iterator[T], Generic[T]):
     """The items of another iterable, taken ahead by a thread; see :func:`prefetch`.
 
     ``interrupt`` is called by ``close()``, so that a thread that waits for an item does not go on waiting.
+    ``progress`` returns a number that grows while the source comes nearer to its next item: only a source
+    that does not is late.
     """
 
     def __init__(
@@ -52,11 +54,12 @@ class Prefetch(Iterator[T], Generic[T]):
         device: Any = None,
         timeout_s: float = 300.0,
         interrupt: Callable[[], None] | None = None,
+        progress: Callable[[], int] | None = None,
     ) -> None:
         self._thread: threading.Thread | None = None
         if depth < 1:
             raise BadRequestError(f"depth={depth} of a prefetch\ngive 1 or more", field="depth")
-        self._timeout_s, self._interrupt = timeout_s, interrupt
+        self._timeout_s, self._interrupt, self._progress = timeout_s, interrupt, progress
         self._mover = _mover(device)
         self._queue: queue.Queue[tuple[str, Any, Any]] = queue.Queue(depth)
         self._stop = threading.Event()
@@ -75,14 +78,20 @@ class Prefetch(Iterator[T], Generic[T]):
         """Return the next item, or raise what the iterable did."""
         if self._thread is None:
             raise StopIteration
-        try:
-            kind, item, ready = self._queue.get(timeout=self._timeout_s)
-        except queue.Empty:
-            self.close()
-            raise GetTimeoutError(
-                f"a prefetch waited {self._timeout_s:g} s for the next item\n"
-                "its source has not returned one"
-            ) from None
+        entry = None
+        while entry is None:
+            reached = self._reached()
+            try:
+                entry = self._queue.get(timeout=self._timeout_s)
+            except queue.Empty:
+                if self._reached() != reached:
+                    continue
+                self.close()
+                raise GetTimeoutError(
+                    f"a prefetch waited {self._timeout_s:g} s for the next item\n"
+                    "its source has not returned one"
+                ) from None
+        kind, item, ready = entry
         if kind == "item":
             if self._mover is not None:
                 self._mover.hand_over(item, ready)
@@ -92,6 +101,9 @@ class Prefetch(Iterator[T], Generic[T]):
         if kind == "error":
             raise item
         raise StopIteration
+
+    def _reached(self) -> int:
+        return 0 if self._progress is None else self._progress()
 
     def close(self) -> None:
         """End the thread; there are no further items."""
@@ -137,10 +149,13 @@ def _run(
             del moved
     except BaseException as error:  # it is raised in the consumer
         last = ("error", error, None)
-    finally:
+    try:
         close = getattr(items, "close", None)
         if close is not None:
             close()
+    except BaseException as error:
+        if last[0] == "end":
+            last = ("error", error, None)
     _put(into, last, stop)
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from stoker_train.streaming.parsers import fewer
+
 if TYPE_CHECKING:
     from stoker_train.streaming.core.segments import Piece, Segment
     from stoker_train.streaming.parsers import Parser
@@ -73,7 +75,7 @@ class Reader:
             records = self._parser.read(piece.path, piece.start, piece.stop, record)
             part, opened = _Part(iter(records), record), 1
         chunk: list[Any] = []
-        done = self._fill(part, segment, chunk, limit)
+        done = _fill(part, piece.path, segment, chunk, limit)
         if part.error is not None and not chunk:
             raise part.error
         if not done:
@@ -82,35 +84,43 @@ class Reader:
                 del self._parts[next(iter(self._parts))]
         return Chunk(chunk, part.next, done, opened, time.perf_counter() - began_s)
 
-    def _fill(self, part: _Part, segment: Segment, chunk: list[Any], limit: int) -> bool:
-        """Read into ``chunk``; return whether the segment ends there."""
-        while len(chunk) < limit:
-            if segment.stop is not None and part.next >= segment.stop:
-                return True
-            if not _look_ahead(part):
-                return part.error is None
-            if part.next in segment.omit:
-                part.ahead.clear()
-                part.next += 1
-                continue
-            limit = min(limit, max(1, _MAX_NBYTES // _nbytes_of(part.ahead[0])))
-            count = max(1, limit - len(chunk))
-            if segment.omit:
-                count = 1
-            elif segment.stop is not None:
-                count = min(count, segment.stop - part.next)
-            before = len(chunk)
-            chunk += part.ahead
-            part.ahead.clear()
-            try:
-                # extend keeps what came before an error
-                chunk.extend(itertools.islice(part.records, count - 1))
-            except Exception as error:
-                part.error = error
-            part.next += len(chunk) - before
+
+def _fill(part: _Part, path: str, segment: Segment, chunk: list[Any], limit: int) -> bool:
+    """Read into ``chunk``; return whether the segment ends there."""
+    while len(chunk) < limit:
         if segment.stop is not None and part.next >= segment.stop:
             return True
-        return not _look_ahead(part) and part.error is None
+        if not _look_ahead(part):
+            return _ends(part, path, segment)
+        if part.next in segment.omit:
+            part.ahead.clear()
+            part.next += 1
+            continue
+        limit = min(limit, max(1, _MAX_NBYTES // _nbytes_of(part.ahead[0])))
+        count = max(1, limit - len(chunk))
+        if segment.omit:
+            count = 1
+        elif segment.stop is not None:
+            count = min(count, segment.stop - part.next)
+        before = len(chunk)
+        chunk += part.ahead
+        part.ahead.clear()
+        try:
+            # extend keeps what came before an error
+            chunk.extend(itertools.islice(part.records, count - 1))
+        except Exception as error:
+            part.error = error
+        part.next += len(chunk) - before
+    if segment.stop is not None and part.next >= segment.stop:
+        return True
+    return not _look_ahead(part) and _ends(part, path, segment)
+
+
+def _ends(part: _Part, path: str, segment: Segment) -> bool:
+    """Return whether a segment ends where there is no record more; it was counted if it has a stop."""
+    if part.error is None and segment.stop is not None:
+        part.error = fewer(path, part.next, segment.stop)
+    return part.error is None
 
 
 def _look_ahead(part: _Part) -> bool:

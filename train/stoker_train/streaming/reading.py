@@ -150,7 +150,7 @@ class Reading:
         )
         self._readers: dict[int, _Living] = {}
         self._refs: dict[Any, Call | int] = {}
-        """Calls, and the numbers of readers that start."""
+        """Calls, also those of readers that were lost, and the numbers of readers that start."""
         self._number = 0
         self._failures = 0
         """Of readers, since the last chunk."""
@@ -262,6 +262,7 @@ class Reading:
         """Make the calls that can be made, and take what is there; whether anything was."""
         self._start_readers()
         self._make_calls()
+        self._start_readers()  # those that were lost at a call
         refs = list(self._refs)
         if not refs:
             if timeout_s > 0 and not self._closed:
@@ -274,7 +275,7 @@ class Reading:
             asked = self._refs.pop(ref, None)
             if isinstance(asked, int):
                 self._started(asked, ref)
-            elif asked is not None:
+            elif asked is not None and asked.reader in self._readers:
                 self._received(asked, ref)
         if ready:
             self._make_calls()
@@ -282,15 +283,17 @@ class Reading:
 
     def _make_calls(self) -> None:
         for call in self._dispatch.calls():
+            living = self._readers.get(call.reader)
+            if living is None:
+                continue  # lost at a call before this one, which was given back with it
             segment = self._to_read[call.segment]
-            handle = self._readers[call.reader].handle
             try:
-                ref = handle.read.remote(
+                ref = living.handle.read.remote(
                     self._pieces[segment.piece], segment, call.record, call.limit
                 )
             except _LOST as error:
                 self._lost(call.reader, error)
-                return
+                continue
             self._refs[ref] = call
         self._stats.max_in_flight = max(self._stats.max_in_flight, self._dispatch.in_flight)
 
@@ -357,11 +360,7 @@ class Reading:
             return
         with contextlib.suppress(StokerError):
             kill(living.handle)  # it may live, behind a connection that broke
-        self._refs = {
-            ref: asked
-            for ref, asked in self._refs.items()
-            if (asked if isinstance(asked, int) else asked.reader) != number
-        }
+        # Its other calls stay in _refs, and nobody gets them: an error that is let go unseen is reported.
         self._stats.replaced += 1
         self._failures += 1
         why = str(error).partition("\n")[0]
@@ -394,7 +393,11 @@ class Reading:
             (
                 ref
                 for ref, asked in self._refs.items()
-                if (started == 0 if isinstance(asked, int) else asked.segment == dispatch.front)
+                if (
+                    started == 0
+                    if isinstance(asked, int)
+                    else asked.segment == dispatch.front and asked.reader in self._readers
+                )
             ),
             None,
         )

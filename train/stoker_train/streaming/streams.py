@@ -118,7 +118,7 @@ def stream(
         device=device,
         counts=counts,
         piece_nbytes=None if piece_nbytes is None else _natural("piece_nbytes", piece_nbytes),
-        timeout_s=timeout_s,
+        timeout_s=_seconds("timeout_s", timeout_s),
         max_failures=_natural("max_failures", max_failures),
         options={"num_cpus": 1, **options},
     )
@@ -219,7 +219,8 @@ class Stream:
         """Return the records of each piece, counted by tasks on the cluster where they are not known."""
         if self._counts is None:
             options = {k: v for k, v in self._options.actor.items() if k in _PLACEMENT}
-            self._counts = count_records(self._parser, self._pieces, options)
+            wait_s = self._options.timeout_s
+            self._counts = count_records(self._parser, self._pieces, options, wait_s)
         return self._counts
 
     def to_torch(self) -> StreamDataset:
@@ -263,12 +264,15 @@ class Stream:
                 source = self._batches() if self._batch is not None else self._singles()
                 ahead: Iterable[Any] = source
                 if self._prefetch:
+                    if self._order.deal.equal and self._position.rest is None:
+                        self.counts()  # not in the thread, where it looks like a wait for a record
                     ahead = self._ahead = Prefetch(
                         source,
                         depth=self._prefetch,
                         device=self._device,
-                        timeout_s=self._options.timeout_s + 10,  # its source says more
+                        timeout_s=self._options.timeout_s + 60,  # its source says more
                         interrupt=self._interrupt,
+                        progress=lambda: self.stats.records,
                     )
                 for item, (group, taken) in ahead:
                     self._settle(group, taken)
@@ -298,7 +302,8 @@ class Stream:
             first,
             self._options,
             self.stats,
-            self._cache,
+            # What is left of an epoch that others began is cut as no later epoch is: it is not kept.
+            self._cache if position.rest is None else None,
         )
         if order.shuffle:
             seed = position.block_seed(order)
@@ -389,16 +394,23 @@ def find_pieces(files: Files, parser: Parser, piece_nbytes: int | None = None) -
 
 
 def count_records(
-    parser: Parser, pieces: Sequence[Piece], options: dict[str, Any] | None = None
+    parser: Parser,
+    pieces: Sequence[Piece],
+    options: dict[str, Any] | None = None,
+    wait_s: float | None = None,
 ) -> list[int]:
-    """Return the records of each piece, counted by tasks with ``options``."""
+    """Return the records of each piece, counted by tasks with ``options``.
+
+    GetTimeoutError where the next number is not there within ``wait_s``.
+    """
 
     def count(piece: Piece) -> int:
         return parser.count(piece.path, piece.start, piece.stop)
 
     if not pieces:
         return []
-    return map_stream(count, pieces, **(options or {})).collect()
+    with map_stream(count, pieces, **(options or {})) as counted:
+        return [counted.next(wait_s) for _ in pieces]
 
 
 def _refuse_workers() -> None:
@@ -435,6 +447,16 @@ def _natural(field: str, value: Any, least: int = 1) -> int:
         )
     if value < least:
         raise BadRequestError(f"{field}={value}: give a number from {least}", field=field)
+    return value
+
+
+def _seconds(field: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise WrongTypeError(
+            f"{field}={value!r:.80} is no number of seconds\ngive a number above 0", field=field
+        )
+    if not value > 0:
+        raise BadRequestError(f"{field}={value}: give a number of seconds above 0", field=field)
     return value
 
 

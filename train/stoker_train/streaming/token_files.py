@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from stoker.exceptions import BadRequestError
-from stoker_train.streaming.parsers import steps
+from stoker_train.streaming.files import is_compressed
+from stoker_train.streaming.parsers import fewer, packed, steps
 
 __all__ = ("Tokens",)
 
@@ -58,7 +59,10 @@ class Tokens:
         values = self._values(path)
         stride = self.stride or self.length
         for number in range(start + skip, stop):
-            yield np.array(values[number * stride : number * stride + self.length])
+            window = np.array(values[number * stride : number * stride + self.length])
+            if len(window) < self.length:
+                raise fewer(path, number, stop)
+            yield window
 
     def count(self, path: str, start: int, stop: int) -> int:
         """Return the windows of a range."""
@@ -66,6 +70,8 @@ class Tokens:
 
     def _values(self, path: str) -> np.ndarray:
         """Return the array of a file, flat."""
+        if is_compressed(path):
+            raise packed(path)
         try:
             if path.endswith(".npy"):
                 values: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -115,6 +115,17 @@ def test_what_was_left_of_two_shards_is_dealt_to_three(tmp_path: Path) -> None:
     assert every.total() - len(wanted) < 2 + 3
 
 
+def test_parts_without_a_record_are_passed_over(tmp_path: Path) -> None:
+    """A line may be longer than many parts, and the last have no end."""
+    lines = [line for n in range(40) for line in (f"{n} é" + "x" * 700 * (n % 4), "", str(n))]
+    (tmp_path / "a.txt").write_bytes("\r\n".join(lines).encode())
+    with stoker.data.stream(
+        tmp_path / "a.txt", stoker.data.Lines(), piece_nbytes=97, window=60, cache="memory"
+    ) as stream:
+        for _ in range(2):
+            assert list(stream) == lines
+
+
 def test_a_second_epoch_in_memory_opens_no_file(tmp_path: Path) -> None:
     wanted = write_files(tmp_path, [2000, 100])
     files = [tmp_path / "part-00.jsonl", tmp_path / "part-01.jsonl"]

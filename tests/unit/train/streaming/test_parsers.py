@@ -125,6 +125,7 @@ def test_wrong_input_names_the_field(tmp_path: Path) -> None:
         "parse": lambda: parser_of(Lines),
         "nbytes": lambda: list(FixedRecords(4).split(str(tmp_path / "a.bin"), 4)),
         "length": lambda: Tokens(0),
+        "encoding": lambda: Lines("utf-16"),
     }
     for field, call in wrong.items():
         with pytest.raises(BadRequestError) as caught:
@@ -136,6 +137,15 @@ def test_wrong_input_names_the_field(tmp_path: Path) -> None:
         assert caught.value.field == "files"
     with pytest.raises(WrongTypeError):
         parser_of(3)
+    packed = tmp_path / "a.bin.gz"
+    packed.write_bytes(gzip.compress(bytes(100)))
+    for parser in (FixedRecords(1), Tokens(1, dtype="uint8")):
+        with pytest.raises(BadRequestError, match="compressed") as caught:
+            list(parser.split(str(packed), 10))
+        assert caught.value.field == "files"
+    named = tmp_path / "part[1].txt"
+    named.touch()
+    assert list_files(named) == [str(named)]
 
 
 def test_a_file_with_fewer_records_than_before_is_an_error(tmp_path: Path) -> None:
@@ -143,6 +153,14 @@ def test_a_file_with_fewer_records_than_before_is_an_error(tmp_path: Path) -> No
     path.write_text("a\nb\n")
     with pytest.raises(ConflictError, match="fewer records"):
         Lines().read(str(path), 0, 4, 3)
+    # Cut off before its parts were read: that is no end like any other.
+    for start in (0, 4, 6):
+        with pytest.raises(ConflictError, match="has become shorter"):
+            list(Lines().read(str(path), start, start + 5, 0))
+    tokens = tmp_path / "a.tokens"
+    np.arange(10, dtype=np.uint16).tofile(tokens)
+    with pytest.raises(ConflictError, match="fewer records"):
+        list(Tokens(4).read(str(tokens), 0, 3, 0))
 
 
 def test_shards_for_elastic_training(tmp_path: Path) -> None:

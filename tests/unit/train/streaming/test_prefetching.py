@@ -99,3 +99,35 @@ def test_a_source_that_hangs_is_a_timeout_and_is_told_to_stop() -> None:
     assert hangs.is_set()
     with pytest.raises(BadRequestError):
         prefetch([], depth=0)
+
+
+def test_a_source_that_comes_nearer_to_an_item_is_not_late() -> None:
+    come = threading.Event()
+    asked = itertools.count()
+
+    def progress() -> int:
+        number = next(asked)
+        if number > 4:
+            come.set()
+        return number
+
+    def source() -> Iterator[int]:
+        assert come.wait(WAIT_S)
+        yield 1
+
+    assert list(Prefetch(source(), timeout_s=0.05, progress=progress)) == [1]
+
+
+def test_a_source_that_cannot_be_closed_is_an_error_and_no_wait() -> None:
+    class Source:
+        def __iter__(self) -> Iterator[int]:
+            return self
+
+        def __next__(self) -> int:
+            raise StopIteration
+
+        def close(self) -> None:
+            raise OSError("cannot be closed")
+
+    with pytest.raises(OSError, match="cannot be closed"):
+        next(prefetch(Source(), timeout_s=WAIT_S))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from stoker.exceptions import ConflictError
 from stoker_train.streaming.core.segments import Piece, Segment
 from stoker_train.streaming.parsers import WholeFiles
 from stoker_train.streaming.reader import Reader
@@ -61,6 +62,14 @@ def test_an_error_comes_after_the_records_before_it() -> None:
             reader.read(PIECE, Segment(0), 5, 100)
     # A segment that ends before it does not have it.
     assert Reader(WholeFiles(parse)).read(PIECE, Segment(0, 0, 5), 0, 5).done
+
+
+def test_a_part_that_is_shorter_than_it_was_counted_is_an_error() -> None:
+    reader = Reader(WholeFiles(lambda _path: range(10)))
+    chunk = reader.read(PIECE, Segment(0, 0, 12), 0, 100)
+    assert (len(chunk.records), chunk.done) == (10, False)
+    with pytest.raises(ConflictError, match="fewer records than before: 10, and there were 12"):
+        reader.read(PIECE, Segment(0, 0, 12), 10, 100)
 
 
 def test_large_records_make_short_chunks() -> None:

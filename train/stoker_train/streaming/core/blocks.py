@@ -79,6 +79,8 @@ def shuffled(
             take = min(size - len(records), count - at)
             stop = segments[run.segment].advance(start, take) if at + take < count else run.stop
             records += run.records[at : at + take]
+            if parts and parts[-1][0] == run.segment:  # they follow each other
+                start = parts.pop()[1]
             parts.append((run.segment, start, stop))
             start, at = stop, at + take
             if len(records) == size:

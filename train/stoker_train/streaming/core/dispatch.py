@@ -175,21 +175,22 @@ class Dispatch:
             self._end_reading(call)
 
     def take(self) -> Run | None:
-        """Return the records whose turn it is, None if they are not there; raise an error at its turn."""
-        while (one := self._open.get(self._front)) is not None:
-            while one.runs:
-                run = one.runs.popleft()
-                self._use(one, -len(run.records))
-                if run.last and not one.runs:
-                    self._advance()
-                if run.records:
-                    return run
-                if run.last:
-                    break
-            else:
-                if one.error is not None:
-                    raise one.error
+        """Return the records whose turn it is, None if they are not there; raise an error at its turn.
+
+        None as well where the segment has ended without a record more: ``front`` is the next one then.
+        """
+        one = self._open.get(self._front)
+        while one is not None and one.runs:
+            run = one.runs.popleft()
+            self._use(one, -len(run.records))
+            if run.last:
+                self._advance()
+            if run.records:
+                return run
+            if run.last:
                 return None
+        if one is not None and one.error is not None:
+            raise one.error
         return None
 
     def _end_reading(self, call: Call) -> None:

@@ -178,5 +178,6 @@ def fingerprint(pieces: Iterable[Piece]) -> str:
     """Return a name of a list of pieces, which does not depend on the folder of their files."""
     digest = hashlib.blake2b(digest_size=8)
     for piece in pieces:
-        digest.update(f"{piece.path.rpartition('/')[2]} {piece.start} {piece.stop}\n".encode())
+        name = piece.path.rpartition("/")[2]
+        digest.update(f"{name} {piece.start} {piece.stop} {piece.nbytes}\n".encode())
     return digest.hexdigest()

@@ -95,3 +95,18 @@ def test_a_dead_reader_is_asked_again_from_where_it_was() -> None:
     again = dispatch.calls()
     assert [(one.reader, one.segment, one.record) for one in again] == [(1, 0, 2), (1, 1, 0)]
     assert not dispatch.received(third.number, ["c"], 3, True)
+
+
+def test_a_segment_that_ends_without_a_record_is_not_passed_over_unseen() -> None:
+    """The shell has to see each end: what lies between two segments that are read may be in memory."""
+    dispatch = Dispatch([Segment(0), Segment(1)], [1, 1], window=10, chunk=2)
+    dispatch.add_reader(0)
+    first, second = dispatch.calls()
+    dispatch.received(second.number, ["b"], 1, True)
+    dispatch.received(first.number, [], 0, True)
+    assert dispatch.take() is None
+    assert dispatch.front == 1
+    run = dispatch.take()
+    assert run is not None
+    assert (run.segment, run.records) == (1, ["b"])
+    assert dispatch.finished
