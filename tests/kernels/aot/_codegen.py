@@ -26,6 +26,7 @@ COUNTED = (
     "masked_softmax",
     "bias_gelu_erf",
     "dropout_add_layer_norm",
+    "topk_compress",
 )  # by instruction
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 

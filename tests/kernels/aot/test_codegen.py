@@ -55,6 +55,12 @@ PER_VALUE = {
     "softmax_fwd_kernel": ("masked_softmax", "instructions", 2048, 28.0),
     "layer_norm_fwd_kernel": ("dropout_add_layer_norm", "instructions", 4096, 32.0),
     "bias_gelu_fwd_kernel": ("bias_gelu_erf", "instructions", 4096, 20.0),
+    "select_kernel": (
+        "topk_compress",
+        "loop_instructions",
+        4096,
+        25.0,
+    ),  # with one round of sending
 }
 
 # What make test compiles; the others are for make test-all. Those that PER_VALUE counts are among them.

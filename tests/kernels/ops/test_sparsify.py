@@ -79,6 +79,30 @@ def test_all_backends_choose_the_same(interpreter: None, monkeypatch: pytest.Mon
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["dense", "mostly zero", "few levels", "NaN above infinity"])
+def test_many_to_a_thread_go_in_order(
+    interpreter: None, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of which a thread's eight values are many, at a size whose last tile is cut: bit for bit."""
+    n, k = 12_291, 9000
+    memory = torch.randn(n)
+    if kind == "mostly zero":  # zeros are sent as well, and none from beyond the end
+        memory *= torch.rand(n) < 0.01
+    elif kind == "few levels":
+        memory = memory.round()
+    elif kind == "NaN above infinity":  # no infinity is sent: they are forgotten
+        k = 3
+        memory.view(torch.int32)[torch.randperm(n)[:9]] = 0x7FC00000
+        memory[torch.randperm(n)[:5]] = float("-inf")
+    results = []
+    for name in ("triton", "reference"):
+        monkeypatch.setenv("STOKER_KERNELS_BACKEND", name)
+        kept = memory.clone()
+        results.append((*topk_compress(torch.zeros(n), kept, k), kept))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
 @pytest.mark.parametrize("masking", [True, False])
 def test_momentum_is_corrected_and_masked(backend: str, masking: bool) -> None:
     gradient, memory, velocity = (torch.randn(500) for _ in range(3))

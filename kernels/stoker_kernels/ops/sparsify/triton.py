@@ -32,10 +32,18 @@ from stoker_kernels.tuning import Config, choose
 
 PROGRAMS_PER_SM = 4
 ACCUMULATE: Config = {"TILE": 4096, "num_warps": 8}
-SELECT: Config = {"TILE": 2048, "num_warps": 8}
+SELECT: Config = {"TILE": 4096, "num_warps": 8}
 CANDIDATES: list[Config] = [
     {"TILE": tile, "num_warps": warps} for tile in (2048, 4096, 8192) for warps in (4, 8)
 ]
+SELECT_CANDIDATES = [
+    config for config in CANDIDATES if config["TILE"] > 2048
+]  # spilled with 8 warps
+
+
+INFINITY = tl.constexpr(2 * 0x7F800000)  # as doubled_bits_of
+LARGEST = tl.constexpr(2 * LARGEST_BITS)
+NOTHING = tl.constexpr(2**32 - 1)
 
 
 @triton.jit
@@ -90,6 +98,77 @@ def count_kernel(memory_ptr, threshold_ptr, counts_ptr, n, span, TILE: tl.conste
     tl.store(counts_ptr + program, tl.sum(counts))
 
 
+@triton.jit
+def doubled_bits_of(value):
+    """Twice the bits of |value|: a shift takes the sign away, and no bits reach NOTHING."""
+    return value.to(tl.uint32, bitcast=True) << 1
+
+
+@triton.jit
+def _marks(four, low, high, FIRST: tl.constexpr):
+    """Mark what each row of [N, 4] sends -> [N]: bit FIRST + i of those from high on, 16 more from low on."""
+    doubled = doubled_bits_of(four)
+    bit = 1 << (FIRST + tl.arange(0, 4))[None, :]  # [1, 4]
+    marks = tl.where(doubled >= high, bit, tl.where(doubled >= low, bit << 16, 0))
+    return tl.sum(marks, 1)  # of four values of one thread
+
+
+@triton.jit
+def _counts(marks):
+    """Count the bits of the lower byte of each half of [N]: above | equal << 16."""
+    counts = marks - ((marks >> 1) & 0x00550055)  # of pairs of bits, then of fours, then of eights
+    counts = (counts & 0x00330033) + ((counts >> 2) & 0x00330033)
+    return (counts + (counts >> 4)) & 0x000F000F
+
+
+@triton.jit
+def _select_tile(
+    memory_ptr, velocity_ptr, values_ptr, indices_ptr, first, size, low, high, next_above, next_equal, k,
+    MASK_VELOCITY: tl.constexpr, IS_FULL: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Send from the values first .. first + size -> the next places above and equal.
+
+    A thread marks eight neighbours in one word, so a scan over eighths of the tile gives their places. Of
+    most words nothing is marked: what is, is read again and sent one a word at a time.
+    """
+    memory_ptr += first
+    velocity_ptr += first
+    eight = tl.arange(0, TILE // 8) * 8  # [N]
+    lane = eight[:, None] + tl.arange(0, 4)[None, :]  # [N, 4]: 16 bytes a thread
+    if IS_FULL:
+        left, right = tl.load(memory_ptr + lane), tl.load(memory_ptr + lane + 4)
+    else:
+        left = tl.load(memory_ptr + lane, mask=lane < size, other=0.0)
+        right = tl.load(memory_ptr + lane + 4, mask=lane + 4 < size, other=0.0)
+    marks = _marks(left, low, high, 0) | _marks(right, low, high, 4)
+    if not IS_FULL:  # zeros are sent where low is 0
+        inside = tl.minimum(tl.maximum(size - eight, 0), 8)
+        marks &= ((1 << inside) - 1) * 0x00010001
+    counts = _counts(marks)
+    before = tl.cumsum(counts, 0) - counts
+    above_place = next_above + (before & 0xFFFF)
+    equal_place = next_equal + (before >> 16)
+    unsent = (marks | (marks >> 16)) & 0xFF
+    for _ in range(tl.max((counts + (counts >> 16)) & 0xFFFF)):
+        bit = unsent & -unsent  # the lowest, 0 if none is left
+        at = eight + (bit.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127  # its logarithm
+        is_above = (marks & bit) != 0
+        place = tl.where(is_above, above_place, equal_place)
+        taken = (bit != 0) & (place < k)
+        memory = tl.load(memory_ptr + at, mask=bit != 0, other=0.0)
+        tl.store(values_ptr + place, memory, mask=taken)
+        tl.store(indices_ptr + place, first.to(tl.int32) + at, mask=taken)
+        gone = taken | (doubled_bits_of(memory) >= INFINITY)  # even where it does not fit
+        tl.store(memory_ptr + at, 0.0, mask=gone)
+        if MASK_VELOCITY:
+            tl.store(velocity_ptr + at, 0.0, mask=gone)
+        above_place = tl.where(is_above, above_place + 1, above_place)
+        equal_place = tl.where(is_above, equal_place, equal_place + 1)
+        unsent ^= bit
+    total = tl.sum(counts)
+    return next_above + (total & 0xFFFF), next_equal + (total >> 16)
+
+
 @triton.jit(do_not_specialize=["k"])
 def select_kernel(
     memory_ptr, velocity_ptr, bounds_ptr, first_above_ptr, first_equal_ptr, values_ptr, indices_ptr,
@@ -100,33 +179,31 @@ def select_kernel(
     ``first_above`` and ``first_equal`` (programs,): the first place of each program's values.
     """
     program = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, TILE)
-    low, high = tl.load(bounds_ptr), tl.load(bounds_ptr + 1)
+    low, high = tl.load(bounds_ptr).to(tl.uint32) * 2, tl.load(bounds_ptr + 1).to(tl.uint32) * 2
+    high = tl.where(high > LARGEST, NOTHING, high)
     next_above = tl.load(first_above_ptr + program)
     next_equal = tl.load(first_equal_ptr + program)
-    for start in range(0, span, TILE):
-        first = program * span + start  # int64: more than 2^31 bytes, and n may be next to 2^31
-        inside = lane < tl.minimum(n - first, TILE).to(tl.int32)  # [TILE]
-        memory = tl.load(memory_ptr + first + lane, mask=inside, other=0.0)
-        bits = bits_of(memory)
-        above = inside & (bits >= high)
-        equal = inside & (bits >= low) & (bits < high)
-        both = above.to(tl.int32) + (equal.to(tl.int32) << 16)  # two counts in one scan
-        upto = tl.cumsum(both, 0)
-        place = tl.where(above, next_above + (upto & 0xFFFF), next_equal + (upto >> 16)) - 1
-        taken = (above | equal) & (place < k)
-        tl.store(values_ptr + place, memory, mask=taken)
-        tl.store(indices_ptr + place, first.to(tl.int32) + lane, mask=taken)
-        gone = taken | (
-            inside & (bits >= 0x7F800000)
-        )  # infinity and NaN, even where they do not fit
-        zero = tl.zeros([TILE], tl.float32)
-        tl.store(memory_ptr + first + lane, zero, mask=gone)
-        if MASK_VELOCITY:
-            tl.store(velocity_ptr + first + lane, zero, mask=gone)
-        total = tl.sum(both)
-        next_above += total & 0xFFFF
-        next_equal += total >> 16
+    first = program * span  # int64: more than 2^31 bytes, and n may be next to 2^31
+    size = tl.minimum(n - first, span).to(tl.int32)
+    whole = size // TILE * TILE
+    for start in range(0, whole, TILE):
+        next_above, next_equal = _select_tile(
+            memory_ptr, velocity_ptr, values_ptr, indices_ptr, first + start, TILE, low, high,
+            next_above, next_equal, k, MASK_VELOCITY, True, TILE,
+        )  # fmt: skip
+    if whole < size:
+        _select_tile(
+            memory_ptr, velocity_ptr, values_ptr, indices_ptr, first + whole, size - whole, low, high,
+            next_above, next_equal, k, MASK_VELOCITY, False, TILE,
+        )  # fmt: skip
+    if low > INFINITY:  # NaNs fill the message: what is not finite and was not marked goes too
+        for start in range(0, size, TILE):
+            lane = start + tl.arange(0, TILE)
+            memory = tl.load(memory_ptr + first + lane, mask=lane < size, other=0.0)
+            gone = doubled_bits_of(memory) >= INFINITY
+            tl.store(memory_ptr + first + lane, 0.0, mask=gone)
+            if MASK_VELOCITY:
+                tl.store(velocity_ptr + first + lane, 0.0, mask=gone)
 
 
 def spans(memory: torch.Tensor) -> tuple[int, int]:
@@ -213,7 +290,7 @@ def _select(
     span: int,
 ) -> None:
     n, k = memory.numel(), values.numel()
-    config = choose("sparsify_select", SELECT, lambda: CANDIDATES)
+    config = choose("sparsify_select", SELECT, lambda: SELECT_CANDIDATES)
     launch(
         select_kernel, (cdiv(n, span),),
         memory, memory if velocity is None else velocity, bounds.to(torch.int32), first_above,
