@@ -37,7 +37,7 @@ _LAYOUT = "stoker_train.sharded.checkpoints.layout"
 @click.option("--verify", is_flag=True, help="Read all files, and compare their checksums.")
 @json_option
 def checkpoints(folder: Path, verify: bool, as_json: bool) -> None:
-    """List the checkpoints of a sharded job in FOLDER that count, the oldest first.
+    """List the checkpoints of a sharded job in FOLDER that count, the oldest first; or the one that it is.
 
     With --verify, ends with status 1 where a file of one is missing, torn or changed.
     """
@@ -48,6 +48,8 @@ def checkpoints(folder: Path, verify: bool, as_json: bool) -> None:
             field="folder",
         )
     found = layout.checkpoints_in(folder)
+    if (folder / layout.MANIFEST).exists():
+        found = [layout.one_checkpoint(folder)]
     problems = {one.path.name: layout.verify(one) for one in found} if verify else {}
     if as_json:
         print_json([_json_of(one, problems.get(one.path.name)) for one in found])

@@ -9,6 +9,7 @@ moment between a look and a write. Called by rank 0 of the store; files are writ
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import msgspec
 
 from stoker_train.durable import sync_folder, whole_file
 from stoker_train.sharded.checkpoints.layout import Claim, checkpoints_in, newest_claim
-from stoker_wire.errors import FencedError
+from stoker_wire.errors import BadRequestError, FencedError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +47,14 @@ def take(folder: Path, owner: str, attempt: int) -> Claim:
         except FileExistsError:
             before = latest = newest_claim(folder)
             continue
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            raise BadRequestError(
+                f"the file system of {folder} has no hard links\n"
+                "give a folder on another one, that all nodes share",
+                field="folder",
+            ) from None
         finally:
             with contextlib.suppress(OSError):
                 prepared.unlink()

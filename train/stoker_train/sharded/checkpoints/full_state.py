@@ -59,7 +59,8 @@ def save_full(
 ) -> Path:
     """Write a whole state dict as the newest checkpoint of a folder, and return where it is.
 
-    Any sharded model loads it by ``load({"model": model})``: it has no optimizer. Raises BadRequestError for
+    Any sharded model loads it by ``load({"model": model})``: it has no optimizer. The folder is taken over:
+    a job that writes to it is fenced. Raises BadRequestError for
     what is no tensor, and OSError with what went wrong on the disk.
     """
     for key, tensor in model.items():
@@ -85,6 +86,10 @@ def verified(folder: str | os.PathLike[str], step: int | None = None) -> Stored:
     """Return the newest checkpoint in a folder, or the one that it is, once its files are found whole."""
     stored = one_checkpoint(folder, step)
     what = layout.verify(stored)
+    if what and step is None and not (stored.path / layout.MANIFEST).exists():
+        # Its job has removed it meanwhile, after it wrote newer ones.
+        stored = one_checkpoint(folder)
+        what = layout.verify(stored)
     if what:
         raise BadRequestError(
             f"checkpoint {stored.path.name} is not whole: {what}\n"

@@ -45,6 +45,7 @@ __all__ = (
 MANIFEST, PLAIN = "manifest.json", "plain.pt"
 _CHECKPOINT = re.compile(r"checkpoint-(\d{10})-(\d{6})-(\d{4,})")
 _CLAIM = re.compile(r"claim-(\d{6})\.json")
+_LISTINGS = 100
 _ABANDONED_S = 600.0
 """A folder without a manifest that nobody has written to for so long was left by a gang that died."""
 
@@ -114,26 +115,31 @@ def claims_in(folder: Path) -> list[int]:
 
 def newest_claim(folder: Path) -> Claim:
     """Return the claim that holds now; the empty claim 0 where there is none."""
-    for serial in reversed(claims_in(folder)):
-        # One that is gone was removed after a newer one was made: it is listed again.
+    data, serial = b"", 0
+    for _ in range(_LISTINGS):
+        serials = claims_in(folder)
+        if not serials:
+            return Claim(serial=0)
+        serial = serials[-1]
+        # One that is gone was removed after a newer one was made: they are listed again.
         with contextlib.suppress(FileNotFoundError):
             data = (folder / f"claim-{serial:06d}.json").read_bytes()
-            try:
-                return msgspec.json.decode(data, type=Claim)
-            except msgspec.MsgspecError as error:
-                raise BadRequestError(
-                    f"claim-{serial:06d}.json in {folder} cannot be read\n"
-                    f"remove it once no job writes there, and the claim before it holds: {error}",
-                    field="folder",
-                ) from None
-    return Claim(serial=0)
+            break
+    try:
+        return msgspec.json.decode(data, type=Claim)
+    except msgspec.MsgspecError as error:
+        raise BadRequestError(
+            f"claim-{serial:06d}.json in {folder} cannot be read\n"
+            f"remove it once no job writes there, and the claim before it holds: {error}",
+            field="folder",
+        ) from None
 
 
 def checkpoints_in(folder: str | os.PathLike[str], *, claim: Claim | None = None) -> list[Stored]:
     """Return the checkpoints that count, the oldest first, by their manifests alone.
 
-    ``claim`` in place of the newest of the folder. Of a later claim all are newer: what was written after
-    going back to an earlier step replaces what came after that.
+    ``claim`` in place of the newest of the folder. The oldest is the one that was written first, whatever
+    its step: what was written after going back to an earlier step replaces what came after that.
     """
     path = Path(folder)
     try:
@@ -150,7 +156,7 @@ def checkpoints_in(folder: str | os.PathLike[str], *, claim: Claim | None = None
         if serial == holds.serial or name in counted:
             manifest = _manifest_of(path / name)
             if manifest is not None:
-                found.append(((serial, manifest.step, number), Stored(path / name, manifest)))
+                found.append(((serial, number), Stored(path / name, manifest)))
     found.sort(key=lambda one: one[0])
     return [stored for _, stored in found]
 

@@ -7,6 +7,7 @@ the store, and by the full state for one process.
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,14 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from stoker.exceptions import BadRequestError
+from stoker.exceptions import BadRequestError, NotFoundError
 from stoker_train.sharded.checkpoints import layout
 from stoker_train.sharded.checkpoints.pieces import Piece, pieces_of
 from stoker_train.sharded.checkpoints.state import PER_RANK, State, read_plain, scalars_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stoker_train.sharded.checkpoints.layout import Stored
     from stoker_train.sharded.checkpoints.ranks import Ranks
 
@@ -53,13 +56,18 @@ class Loaded:
 
 
 class Contents:
-    """A checkpoint as it is on disk: its plain part, and the form of each of its tensors."""
+    """A checkpoint as it is on disk: its plain part, and the form of each of its tensors.
+
+    NotFoundError where it is removed meanwhile. torch's metadata is a pickle: only of a trusted folder.
+    """
 
     def __init__(self, stored: Stored) -> None:
+        self._path = stored.path
         self._reader = FileSystemReader(stored.path)
-        self._metadata: Metadata = self._reader.read_metadata()
-        self._reader.set_up_storage_reader(self._metadata, True)
-        self.plain = read_plain(stored.path / layout.PLAIN)
+        with self._there():
+            self._metadata: Metadata = self._reader.read_metadata()
+            self._reader.set_up_storage_reader(self._metadata, True)
+            self.plain = read_plain(stored.path / layout.PLAIN)
         self.forms: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             key: (tuple(one.size), one.properties.dtype)
             for key, one in self._metadata.state_dict_metadata.items()
@@ -92,9 +100,20 @@ class Contents:
     def read(self, pieces: list[Piece]) -> None:
         """Fill blocks with their values, of another dtype where theirs is another."""
         planner = _Planner(pieces, self._metadata)
-        with torch.no_grad():
+        with torch.no_grad(), self._there():
             self._reader.read_data(planner.plan(), planner).wait()
             planner.copy_twins()
+
+    @contextmanager
+    def _there(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise NotFoundError(
+                f"checkpoint {self._path.name} was removed while it was read\n"
+                "its job has newer ones: read the newest, or have the job keep more",
+                field="folder",
+            ) from None
 
 
 class _Planner(DefaultLoadPlanner):
@@ -160,6 +179,12 @@ def load_into(stored: Stored, into: dict[str, Any], ranks: Ranks, *, strict: boo
                 own.missing.append(f"the optimizer {name!r}")
                 continue
             aliases[name] = _saved_names(optimizer.names, saved, contents.plain["modules"])
+            known = {one for group in saved["groups"] for one in group["names"]}
+            own.missing += [
+                f"{parameter} of the optimizer {name!r}"
+                for parameter, alias in aliases[name].items()
+                if alias not in known
+            ]
             found[name], blocks = optimizer.targets(saved["tensors"], contents.forms, aliases[name])
             pieces += blocks
     except Exception as error:

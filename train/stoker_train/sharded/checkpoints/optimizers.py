@@ -20,6 +20,7 @@ from stoker_train.sharded.checkpoints.pieces import (
     local_of,
     piece_of_shard,
     pieces_of,
+    writes,
 )
 
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ class OptimizerStates:
         """Return the key of a state in the checkpoint."""
         return f"{self.name}.state.{parameter}.{state}"
 
-    def take(self) -> OptimizerParts:
-        """Take the states apart, as they are now."""
+    def take(self, *, once: bool = False) -> OptimizerParts:
+        """Take the states apart, as they are now; ``once``: a block on one of the ranks that have it."""
         parts = OptimizerParts()
         saved = self._optimizer.state_dict()
         at = 0
@@ -95,23 +96,32 @@ class OptimizerStates:
                 place, parameter = self._params[at]
                 at += 1
                 for state, value in saved["state"].get(key, {}).items():
-                    self._take_state(parts, place, parameter, state, value)
+                    self._take_state(parts, place, parameter, state, value, once)
         parts.extra = {
             key: one for key, one in saved.items() if key not in ("state", "param_groups")
         }
         return parts
 
     def _take_state(
-        self, parts: OptimizerParts, place: Place, parameter: torch.Tensor, state: str, value: Any
+        self,
+        parts: OptimizerParts,
+        place: Place,
+        parameter: torch.Tensor,
+        state: str,
+        value: Any,
+        once: bool,
     ) -> None:
         full_name = place.name
         if not isinstance(value, torch.Tensor):
             parts.values.setdefault(full_name, {})[state] = value
             return
-        pieces = self._pieces(self.key(full_name, state), parameter, value)
+        key = self.key(full_name, state)
+        pieces = self._pieces(key, parameter, value)
         if pieces is not None:
+            if once and not writes(key, value if isinstance(value, DTensor) else parameter):
+                pieces = []
             shaped = value.shape in (parameter.shape, local_of(parameter).shape)
-            parts.pieces += place.put(pieces[0].key, pieces) if pieces and shaped else pieces
+            parts.pieces += place.put(key, pieces) if shaped else pieces
             known = parts.tensors.setdefault(full_name, [])
             if state not in known:
                 known.append(state)

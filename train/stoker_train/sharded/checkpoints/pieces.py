@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from stoker.exceptions import BadRequestError
 
-__all__ = ("Piece", "Place", "local_of", "piece_of_shard", "pieces_of", "runs_of")
+__all__ = ("Piece", "Place", "local_of", "piece_of_shard", "pieces_of", "runs_of", "writes")
 
 Runs = list[tuple[int, int]]
 """Places [begin, end) along a dimension, in the order in which a local tensor has them."""
@@ -93,6 +94,22 @@ def piece_of_shard(key: str, local: torch.Tensor, like: DTensor) -> list[Piece]:
         if data.numel() or not math.prod(shape):
             found.append(Piece(key, shape, tuple(begin for _, begin, _ in block), data))
     return found
+
+
+def writes(key: str, like: torch.Tensor) -> bool:
+    """Return whether this rank is the one that writes its blocks of ``like``, of all that have the same.
+
+    Without a word between them, so that the others need not copy it: the key says who. Of plain tensors
+    nobody knows who else has them.
+    """
+    if not isinstance(like, DTensor) or (coordinate := like.device_mesh.get_coordinate()) is None:
+        return True
+    number, replicas = 0, 1
+    for at, placement in enumerate(like.placements):
+        if placement.is_replicate():
+            number = number * like.device_mesh.shape[at] + coordinate[at]
+            replicas *= like.device_mesh.shape[at]
+    return zlib.crc32(key.encode()) % replicas == number
 
 
 def runs_of(

@@ -41,7 +41,7 @@ def export(
 
     ``folder``: of a job (its newest, or ``step``), or one checkpoint. ``to``: a folder, or a file that ends
     in ``.safetensors``. ``dtype``: of the floating-point tensors in place of their own. A tied weight is
-    written once, as Hugging Face has it.
+    written once, as Hugging Face has it. Files of an earlier export to the folder are removed.
 
     NotFoundError where there is no checkpoint, BadRequestError for a damaged one, StartError without
     ``safetensors``.
@@ -69,6 +69,7 @@ def export(
     parts = _parts(tensors, int(max_file_gb * _GB))
     if len(parts) == 1:
         _write(torch_files, path / _SINGLE, parts[0], metadata)
+        _remove_others(path, {_SINGLE})
         return [path / _SINGLE]
     names = [f"model-{n + 1:05d}-of-{len(parts):05d}.safetensors" for n in range(len(parts))]
     for name, part in zip(names, parts, strict=True):
@@ -79,6 +80,7 @@ def export(
     }
     with whole_file(path / _INDEX) as file:
         file.write(json.dumps(index, indent=2, sort_keys=True).encode())
+    _remove_others(path, {_INDEX, *names})
     sync_folder(path)
     return [path / name for name in names]
 
@@ -155,8 +157,19 @@ def _where(path: Path, safe_open: Any) -> dict[str, Path]:
     """Return the file of each tensor."""
     index = path / _INDEX
     if index.is_file():
-        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {key: path / name for key, name in listed.items()}
+        try:
+            listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            where = {key: path / name for key, name in listed.items()}
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise BadRequestError(
+                f"{index} has no weight_map\ncopy it again: {error!r}", field="folder"
+            ) from None
+        lost = next((file for file in where.values() if not file.is_file()), None)
+        if lost is not None:
+            raise NotFoundError(
+                f"{lost} is not there, and {_INDEX} names it\ncopy it, too", field="folder"
+            )
+        return where
     if path.is_file():
         files = [path]
     elif path.is_dir():
@@ -206,6 +219,14 @@ def _write(
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    sync_folder(path.parent)
+
+
+def _remove_others(path: Path, written: set[str]) -> None:
+    """Remove an earlier export of the model: readers take the one file before the index, or its parts."""
+    for one in (path / _SINGLE, path / _INDEX, *path.glob("model-?????-of-?????.safetensors")):
+        if one.name not in written:
+            one.unlink(missing_ok=True)
 
 
 def _of_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:

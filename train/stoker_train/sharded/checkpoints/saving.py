@@ -8,6 +8,7 @@ rank's full disk is the outcome on all and nobody waits for it. Called by the st
 from __future__ import annotations
 
 import errno
+import os
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,7 +41,6 @@ from stoker_train.sharded.checkpoints.state import merged
 from stoker_wire.errors import ConflictError, FencedError, StokerError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
 
     from stoker_train.sharded.checkpoints.ranks import Ranks
@@ -80,6 +80,8 @@ class Order:
     number: int
     keep: int
     error: str = ""
+    fenced: bool = False
+    """``error`` is that another gang has taken over."""
 
 
 class _Planner(DefaultSavePlanner):
@@ -114,7 +116,7 @@ def _item(piece: Piece) -> WriteItem:
 
 
 class _SummedFiles(FileSystem):
-    """Files whose sizes and checksums are known once they are written."""
+    """Files that are on the disk once they are written, with their sizes and checksums."""
 
     def __init__(self) -> None:
         self.written: dict[str, tuple[int, str]] = {}
@@ -125,7 +127,9 @@ class _SummedFiles(FileSystem):
         with Path(path).open(mode) as file:
             summed = SummedFile(cast("BinaryIO", file))
             yield summed
+            # torch would sync before the last buffer is written.
             file.flush()
+            os.fsync(file.fileno())
         self.written[Path(path).name] = (summed.nbytes, summed.sum.hexdigest())
 
 
@@ -147,8 +151,7 @@ def write(order: Order, ranks: Ranks) -> Saved:
 
 def _open(order: Order, ranks: Ranks) -> tuple[str, str, bool]:
     """Agree on the step and the name. Returns the name, what is wrong, and whether that is the fence."""
-    name, fenced = "", False
-    error = order.error
+    name, error, fenced = "", order.error, order.fenced
     if ranks.rank == 0 and not error:
         try:
             assert order.claim is not None
@@ -172,10 +175,10 @@ def _open(order: Order, ranks: Ranks) -> tuple[str, str, bool]:
 def _write_and_commit(order: Order, ranks: Ranks, path: Path) -> Saved:
     planner = _Planner(order.pieces)
     files = _SummedFiles()
-    writer = FileSystemWriter(path, per_thread_copy_ahead=0, overwrite=True)
+    writer = FileSystemWriter(path, per_thread_copy_ahead=0, overwrite=True, sync_files=False)
     writer.fs = files
     planner.set_up_planner({}, writer.storage_meta(), ranks.rank == 0)
-    writer.set_up_storage_writer(ranks.rank == 0, rank=ranks.rank, use_collectives=True)
+    writer.set_up_storage_writer(ranks.rank == 0)
 
     gathered = ranks.gather((planner.create_local_plan(), order.plain))
     plans: list[Any] = []

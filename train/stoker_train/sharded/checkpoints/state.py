@@ -18,7 +18,7 @@ from stoker.exceptions import BadRequestError
 from stoker_train.elastic.state.trees import flatten, from_portable, to_portable
 from stoker_train.sharded.checkpoints.models import ModelTensors, modules_in
 from stoker_train.sharded.checkpoints.optimizers import OptimizerParts, OptimizerStates
-from stoker_train.sharded.checkpoints.pieces import Piece, Place, pieces_of
+from stoker_train.sharded.checkpoints.pieces import Piece, Place, pieces_of, writes
 
 __all__ = ("PER_RANK", "State", "StateParts", "merged", "read_plain", "scalars_of")
 
@@ -61,18 +61,23 @@ class State:
             else:
                 self.values[name] = value
 
-    def take(self, rank: int) -> StateParts:
-        """Take the state apart as it is now. Values that all ranks have are taken from rank 0."""
+    def take(self, rank: int, *, once: bool = False) -> StateParts:
+        """Take the state apart as it is now. Values that all ranks have are taken from rank 0.
+
+        ``once``: a block that several ranks have as a DTensor, on one of them; all have to take part.
+        """
         parts = StateParts()
         modules: Plain = {}
         for name, model in self.models.items():
             for key, tensor in model.tensors.items():
                 place = model.place(key, tensor)
-                parts.pieces += place.put(f"{name}.{place.name}", pieces_of(key, tensor))
+                whole = f"{name}.{place.name}"
+                if not once or writes(whole, tensor):
+                    parts.pieces += place.put(whole, pieces_of(key, tensor))
             modules[name] = {"extra": _portable(model.extra, name), "tied": model.tied}
         optimizers: Plain = {}
         for name, states in self.optimizers.items():
-            taken = states.take()
+            taken = states.take(once=once)
             parts.pieces += taken.pieces
             optimizers[name] = _plain_of(taken, name)
         values = {
@@ -163,19 +168,22 @@ def _merge_optimizer(found: Plain, name: str, optimizer: Plain) -> None:
         found[name] = optimizer
         return
     into = found[name]
+    # A rank may have a state of a parameter that those before it have none of: their part had no gradient.
+    for parameter, states in optimizer["tensors"].items():
+        had = into["tensors"].setdefault(parameter, states)
+        if had != states:
+            into["tensors"][parameter] = list(dict.fromkeys([*had, *states]))
+    for parameter, values in optimizer["values"].items():
+        into["values"][parameter] = {**values, **into["values"].get(parameter, {})}
     known = {one for group in into["groups"] for one in group["names"]}
-    new = [one for group in optimizer["groups"] for one in group["names"] if one not in known]
-    if not new:
-        return
-    fresh = set(new)
-    into["tensors"] = {**optimizer["tensors"], **into["tensors"]}
-    into["values"] = {**optimizer["values"], **into["values"]}
     for group in optimizer["groups"]:
-        own = [one for one in group["names"] if one in fresh]
+        own = [one for one in group["names"] if one not in known]
         if own:
             into["groups"].append({**group, "names": own})
+    held = {(scalars["state"], one) for scalars in into["scalars"] for one in scalars["names"]}
     for scalars in optimizer["scalars"]:
-        places = [n for n, one in enumerate(scalars["names"]) if one in fresh]
+        state = scalars["state"]
+        places = [n for n, one in enumerate(scalars["names"]) if (state, one) not in held]
         if places:
             into["scalars"].append(
                 {

@@ -33,16 +33,19 @@ from stoker_train.sharded.checkpoints.state import State
 if TYPE_CHECKING:
     import os
 
-__all__ = ("Loaded", "Saved", "ShardedCheckpoints", "Stored")
+__all__ = ("NO_AGREEMENT", "Loaded", "Saved", "ShardedCheckpoints", "Stored")
 
 _log = logging.getLogger(__name__)
+NO_AGREEMENT = "the ranks cannot agree"
+"""The beginning of a problem that is another rank's end."""
 
 
 class ShardedCheckpoints:
     """A folder of checkpoints that all ranks of a gang write together, and any other gang reads.
 
     Made on every rank at the same place, after the process group if there is one; the folder is on a file
-    system that all nodes share. ``keep`` checkpoints stay. ``attempt``: the number of the gang, which grows
+    system that all nodes share. ``keep`` checkpoints stay, and never fewer than two, of which the older is
+    there while one more is written. ``attempt``: the number of the gang, which grows
     with each that replaces another; ``owner``: whose gangs these are, as a job's id. From attempt 1 on, a
     gang takes the folder over when it loads or first saves, and one that was replaced adds nothing to it any
     more. Attempt 0 takes it over when it first saves. Every wait ends after ``timeout_s``. ``group``: the
@@ -68,6 +71,7 @@ class ShardedCheckpoints:
         self.folder, self.keep, self.attempt, self.owner = Path(folder), keep, attempt, owner
         self._timeout_s = timeout_s
         self._ranks = Ranks(timeout_s, group)
+        self._all = group is None
         self._staging = Staging()
         self._claim: Claim | None = None
         self._number = 0
@@ -80,7 +84,9 @@ class ShardedCheckpoints:
     @property
     def problem(self) -> str:
         """The reason that the last checkpoint could not be written; empty if it was."""
-        return self._last.problem if self._last is not None else ""
+        flight = self._flight
+        last = flight.result() if flight is not None and flight.done() else self._last
+        return last.problem if last is not None else ""
 
     def save(
         self, step: int, state: Mapping[str, Any], *, meta: Mapping[str, Any] | None = None
@@ -104,10 +110,15 @@ class ShardedCheckpoints:
         try:
             if self._ranks.rank == 0:
                 order = replace(order, claim=self._claimed())
-            parts = State(state).take(self._ranks.rank)
+            parts = State(state).take(self._ranks.rank, once=self._all)
             order = replace(order, pieces=self._staging.copy(parts.pieces), plain=parts.plain)
         except Exception as error:
-            failure, order = error, replace(order, error=str(error) or type(error).__name__)
+            failure = error
+            order = replace(
+                order,
+                error=str(error) or type(error).__name__,
+                fenced=isinstance(error, FencedError),
+            )
         future: Future[Saved] = Future()
         self._flight, self._flight_step = future, step
         threading.Thread(
@@ -229,10 +240,13 @@ class ShardedCheckpoints:
     def _write(self, order: Order, future: Future[Saved]) -> None:
         try:
             self._staging.settle()
+        except Exception as error:
+            order = replace(order, error=f"the copy to the host failed: {error}")
+        try:
             saved = write(order, self._ranks)
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
-            saved = Saved(order.step, problem=f"the ranks cannot agree: {what}")
+            saved = Saved(order.step, problem=f"{NO_AGREEMENT}: {what}")
         if saved.problem and self._ranks.rank == 0:
             _log.error(
                 "the checkpoint of step %d is not in %s: %s; the one before stays",

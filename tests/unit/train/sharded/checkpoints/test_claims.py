@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +93,60 @@ def test_steps_that_are_done_again_replace_later_ones_of_the_gang_before(tmp_pat
     assert not _save(again, 25).problem
     assert again.newest() == 25
     assert ShardedCheckpoints(tmp_path, attempt=1, owner="another job").load({"model": _model(0.0)})
+
+
+def test_what_a_gang_wrote_last_is_its_newest_also_after_it_went_back(tmp_path: Path) -> None:
+    store = ShardedCheckpoints(tmp_path, attempt=1)
+    for step in (100, 200, 300):
+        assert not _save(store, step).problem
+    loaded = store.load({"model": _model(0.0)}, step=200)
+    assert loaded is not None and loaded.step == 200
+    assert not _save(store, 210).problem
+    assert [one.step for one in store.stored()] == [200, 300, 210]
+    assert store.newest() == 210
+
+
+def test_a_claim_that_is_removed_between_two_looks_is_listed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ShardedCheckpoints(tmp_path, attempt=1)
+    assert not _save(store, 1).problem
+    real = layout.claims_in
+    stale = iter([[0]])  # as it was listed before another gang took over and removed it
+    monkeypatch.setattr(layout, "claims_in", lambda folder: next(stale, None) or real(folder))
+    assert layout.newest_claim(tmp_path).serial == 1 and store.newest() == 1
+
+
+def test_data_is_on_the_disk_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of each file at its last fsync, and the manifest after the others."""
+    synced: dict[str, int] = {}
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        seen = os.fstat(file)
+        if stat.S_ISREG(seen.st_mode):
+            path = os.path.realpath(f"/proc/self/fd/{file}")
+            synced.pop(path, None)
+            synced[path] = seen.st_size
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    saved = _save(ShardedCheckpoints(tmp_path), 1)
+    assert saved.path is not None
+    sizes = {
+        name: nbytes
+        for name, (nbytes, _) in layout.checkpoints_in(tmp_path)[0].manifest.files.items()
+    }
+    found = {path.split("/")[-1]: nbytes for path, nbytes in synced.items()}
+    for name, nbytes in sizes.items():
+        written = {".metadata": ".metadata.tmp"}.get(name, name)
+        held = [
+            size for one, size in found.items() if one == written or one.startswith(f".{name}.")
+        ]
+        assert held == [nbytes], (name, found)
+    assert list(found)[-1].startswith(".manifest.json."), found
 
 
 def test_who_only_looks_takes_nothing_over(tmp_path: Path) -> None:

@@ -31,5 +31,8 @@ def test_checkpoints_are_listed_and_verified(tmp_path: Path) -> None:
         (3, "__0_0.distcp is missing"),
         (6, ""),
     ]
+    one = checkpoints_in(tmp_path)[1].path
+    found = runner.invoke(train, ["checkpoints", str(one), "--verify"])
+    assert found.exit_code == 0 and found.output.count("whole") == 1, found.output
     found = runner.invoke(train, ["checkpoints", str(tmp_path / "none")])
     assert found.exit_code != 0 and "is not there" in str(found.exception or found.output)
