@@ -24,10 +24,9 @@ _OF_OPTIMIZERS = "torch._dynamo"
 """The most of what a first optimizer imports: more than a second of every start."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _One:
     handle: Any
-    thread: threading.Thread
     heard_s: float
     calls: list[Any] = field(default_factory=list)
 
@@ -36,7 +35,8 @@ class ReportingActors:
     """Actors by number, whose method ``reports`` streams lists of reports until their work has ended.
 
     ``put`` takes each report, from any thread, and what ``died`` makes of the number of one whose stream has
-    ended and the reason. ``what`` names one in the log.
+    ended and the reason. ``what`` names one in the log. A number may be given again once its actor was
+    killed: nothing more is heard of the one before.
     """
 
     def __init__(
@@ -47,12 +47,16 @@ class ReportingActors:
         self._lock = threading.Lock()
 
     def add(self, worker: int, handle: Any) -> None:
-        """Begin to hear an actor that was started."""
+        """Begin to hear an actor that was started; it takes the place of one of that number."""
+        one = _One(handle, time.monotonic())
         thread = threading.Thread(
-            target=self._hear, args=(worker, handle), name=f"{self._what}-{worker}", daemon=True
+            target=self._hear,
+            args=(worker, one, self._died),
+            name=f"{self._what}-{worker}",
+            daemon=True,
         )
         with self._lock:
-            self._ones[worker] = _One(handle, thread, time.monotonic())
+            self._ones[worker] = one
         thread.start()
 
     def tell(self, worker: int, method: str, *values: Any) -> None:
@@ -90,13 +94,12 @@ class ReportingActors:
             for one in self._ones.values():
                 one.heard_s = now_s
 
-    def _hear(self, worker: int, handle: Any) -> None:
+    def _hear(self, worker: int, one: _One, died: Callable[[int, str], Any]) -> None:
         why = "its stream of reports has ended"
         try:
-            for ref in handle.reports.options(num_returns="streaming").remote():
+            for ref in one.handle.reports.options(num_returns="streaming").remote():
                 reports = stoker.get(ref)
-                one = self._ones.get(worker)
-                if one is None:
+                if self._ones.get(worker) is not one:  # ended; another may have its number by now
                     return
                 one.heard_s = time.monotonic()
                 for report in reports:
@@ -106,9 +109,11 @@ class ReportingActors:
         except Exception as error:  # of a report that cannot be read
             why = f"{type(error).__name__}: {error}"
         with self._lock:
-            known = self._ones.pop(worker, None)
-        if known is not None:
-            self._put(self._died(worker, why))
+            known = self._ones.get(worker) is one
+            if known:
+                del self._ones[worker]
+        if known:
+            self._put(died(worker, why))
 
 
 def preloaded(*modules: str, of_triton: Sequence[str] = ()) -> list[str]:

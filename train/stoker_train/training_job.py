@@ -5,6 +5,7 @@ Base of ``ElasticTrainer`` and ``ShardedTrainer``, which say what their jobs run
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -80,17 +81,23 @@ class TrainingJob(ABC, Generic[R]):
         self.job_id = new_id(Prefix.JOB)
         self._records.put_spec(spec)
         runtime = current.runtime()
-        client.submit_job(
-            entrypoint=f"{sys.executable} -m {self._controller}",
-            job_id=self.job_id,
-            name=self.name,
-            queue=self.queue,
-            retries=self._retries,
-            retry_delay_s=0.1,
-            namespace=runtime.job.namespace,
-            runtime_env=_with_search_path(self._runtime_env),
-            metadata={self._kind: "trainer", **metadata},
-        )
+        try:
+            client.submit_job(
+                entrypoint=f"{sys.executable} -m {self._controller}",
+                job_id=self.job_id,
+                name=self.name,
+                queue=self.queue,
+                retries=self._retries,
+                retry_delay_s=0.1,
+                namespace=runtime.job.namespace,
+                runtime_env=_with_search_path(self._runtime_env),
+                metadata={self._kind: "trainer", **metadata},
+            )
+        except StokerError as error:
+            if not error.retryable:  # else it may have been submitted
+                with contextlib.suppress(StokerError):
+                    self._records.drop_spec()
+            raise
         return self.job_id
 
     @classmethod
@@ -106,6 +113,11 @@ class TrainingJob(ABC, Generic[R]):
                     f"name: no job is named {name!r}\n`stoker list jobs` shows all", field="name"
                 )
             job = max(jobs, key=lambda one: one.created_at_s)
+        if job.metadata.get(cls._kind) != "trainer":
+            raise NotFoundError(
+                f"name: {name!r} is no job of {cls.__name__}\n`stoker list jobs` shows all",
+                field="name",
+            )
         trainer = cls.__new__(cls)
         trainer.name, trainer.job_id = job.name or name, job.job_id
         trainer._namespace = job.namespace

@@ -22,8 +22,10 @@ from stoker_train.planning.strategy import Strategy
 if TYPE_CHECKING:
     from stoker_train.sharded.options import ShardedResult
 
-__all__ = ("FencedRecords", "Records", "Spec")
+__all__ = ("GROUP", "FencedRecords", "Records", "Spec")
 
+GROUP = "sharded"
+"""The name of the process group that a gang forms, below which its rendezvous has its keys."""
 _PAUSE_S = 0.5
 _RESULT = "result_of_attempt"
 
@@ -109,6 +111,11 @@ class FencedRecords(Records):
         self._put(f"result/{self.attempt}", bytes(cloudpickle.dumps(result)))
         self.write_progress({**progress, _RESULT: self.attempt})
         self._put("result", b"")  # wakes who waits
+
+    def drop_work(self) -> None:
+        """Remove what nobody needs once there is a result: the spec, and keys of gangs that did not form."""
+        self.drop_spec()
+        kv.delete_prefix(f"{self._prefix}{GROUP}/", namespace=self.namespace)
 
     def _signed(self, values: Mapping[str, Any]) -> bytes:
         return json.dumps({**values, "attempt": self.attempt}, default=str).encode()

@@ -39,9 +39,10 @@ class ShardedTrainer(TrainingJob[ShardedResult]):
     ``Strategy``, a ``Plan`` of :func:`stoker.plan_training`, or ``"auto"``, which asks the planner for its
     best with the records of the running cluster (or ``cluster``), ``model``, ``batch`` and ``seq_len``.
     ``batch`` is the sequences of a step over all ranks; with a plan it sets the size of its micro-batches.
-    ``resources`` are a rank's, by default a GPU. A checkpoint is written every ``checkpoint.every`` steps,
-    and a gang that loses a rank begins anew from the newest, at most ``failure.retries`` times without
-    another checkpoint in between. BadRequestError names the option that makes no sense.
+    ``resources`` are a rank's, by default a GPU. A checkpoint is begun every ``checkpoint.every // 2`` steps
+    and written beside the training; a gang that loses a rank begins anew from the newest, so that at most
+    ``checkpoint.every`` steps are made again, and at most ``failure.retries`` times without another
+    checkpoint in between. BadRequestError names the option that makes no sense.
     """
 
     _controller = "stoker_train.sharded.controller"
@@ -105,6 +106,7 @@ class ShardedTrainer(TrainingJob[ShardedResult]):
         self.job_id = ""
 
     def _specify(self) -> tuple[Spec, dict[str, str]]:
+        check_folder(self.checkpoint, str(self.checkpoint.path))  # a run before may have filled it
         if self.plan is None:
             self.plan = _planned(self._planning)
         stages = self.plan.stages if isinstance(self.plan, Plan) else ()

@@ -43,7 +43,7 @@ def trainer(cluster: None, tmp_path: Path) -> Iterator[Callable[..., ShardedTrai
         plan: Any,
         *,
         epochs: int = 2,
-        every: int = 3,
+        every: int = 4,
         resume: bool = False,
         failure: Failure | None = None,
         resources: dict[str, float] | None = None,

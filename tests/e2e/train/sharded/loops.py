@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def noted(ctx: Any, config: dict[str, Any]) -> list[float]:
         for numbers, points, targets in loader:
             if ctx.step_number == config.get("raise_at") and ctx.rank == ctx.world_size - 1:
                 raise ZeroDivisionError("the loop's own")
+            if [ctx.step_number, ctx.rank] == config.get("dies_at"):
+                _die_once(folder)
             if ctx.step_number == config.get("hang_at") and ctx.rank == 0:
                 time.sleep(3600.0)
             loss = float(ctx.forward_backward(points, targets, mse))
@@ -70,6 +73,13 @@ def noted(ctx: Any, config: dict[str, Any]) -> list[float]:
             if config.get("pause_s"):
                 time.sleep(config["pause_s"])
     return losses
+
+
+def _die_once(folder: Path) -> None:
+    flag = folder.with_name("died")
+    if not flag.exists():
+        flag.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def notes(folder: Path) -> list[dict[str, Any]]:

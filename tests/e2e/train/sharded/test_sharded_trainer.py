@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -66,26 +64,16 @@ def test_a_killed_rank_has_the_gang_begin_anew_from_the_last_commit(
     trainer: Make, tmp_path: Path, seed: int
 ) -> None:
     choose = random.Random(seed)
-    one = trainer(Strategy(data=2, tensor=2, zero=2), epochs=6, pause_s=0.1)
-    one.submit()
-    commits = choose.randrange(1, 4)
-
-    def trains() -> list[dict[str, Any]] | None:
-        now = one.progress()
-        trained = now.get("phase") == "RUNNING" and now["committed"] >= 3 * commits
-        return now["ranks"] if trained else None
-
-    ranks = until(trains, WAIT_S, f"it has made {commits} checkpoints")
-    assert ranks is not None
-    os.kill(choose.choice(ranks)["pid"], signal.SIGKILL)
-    result = one.result(WAIT_S)
+    step, rank = choose.randrange(1, 12), choose.randrange(4)
+    plan = Strategy(data=2, tensor=2, zero=2)
+    one = trainer(plan, epochs=3, every=4, dies_at=[step, rank])
+    result = one.fit(WAIT_S)
     assert not result.error
-    assert (result.steps, result.restarts) == (24, 1)
+    assert (result.steps, result.restarts) == (12, 1), (step, rank)
     assert "has died" in one.progress()["why"]
-    as_one_process(tmp_path / "notes", 24)
-    again = [note["step"] for note in loops.notes(tmp_path / "notes") if note["rank"] == 0]
-    # Of one interval, and of the one whose checkpoint was being written.
-    assert len(again) - 24 <= 2 * 3
+    as_one_process(tmp_path / "notes", 12)
+    made = [note["step"] for note in loops.notes(tmp_path / "notes") if note["rank"] == rank]
+    assert len(made) - 12 <= 4, (step, rank, made)
 
 
 def test_another_plan_goes_on_from_the_same_checkpoints(trainer: Make, tmp_path: Path) -> None:
@@ -109,7 +97,7 @@ def test_a_loop_that_raises_ends_the_training_with_its_error(trainer: Make) -> N
 
 
 def test_a_rank_that_does_not_come_ends_the_training_by_the_deadline(trainer: Make) -> None:
-    failure = Failure(retries=0, collective_timeout_s=8.0, hang_s=60.0)
+    failure = Failure(retries=0, collective_timeout_s=30.0, hang_s=60.0)
     result = trainer(Strategy(data=2), hang_at=2, failure=failure).fit(WAIT_S)
     assert result.error_kind == "lost"
     assert result.error.startswith("rank 1 (data 1, tensor 0, stage 0) on n_")

@@ -80,3 +80,17 @@ class Value:
     worker: int
     value: bytes
     problem: str = ""
+
+    def load(self) -> tuple[Any, str]:
+        """Return what the loop returned, and why it is not here if it is not."""
+        import cloudpickle
+
+        if not self.value:
+            return None, self.problem
+        try:
+            return cloudpickle.loads(self.value), self.problem
+        except Exception as error:  # a CUDA tensor here, where no GPU may be
+            return None, (
+                f"what the loop returned cannot be read by its controller: {error}\n"
+                "return numbers, texts or arrays of the CPU"
+            )

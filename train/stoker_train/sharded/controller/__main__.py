@@ -31,10 +31,10 @@ def main() -> int:
         result = records.result()
         if result is not None:  # an attempt before has said how it ended
             return int(bool(result.error))
-        records.take()
+        known = records.take()
         from stoker_train.sharded.controller.driver import Controller
 
-        return int(not Controller(records, records.spec()).run())
+        return int(not Controller(records, records.spec(), known).run())
     finally:
         stoker.shutdown()
 

@@ -11,6 +11,7 @@ import math
 import queue
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import FencedError, GetTimeoutError, PlacementGroupRemovedError, StokerError
@@ -37,9 +38,14 @@ _GANGS_PER_ATTEMPT = 1_000_000
 
 
 class Controller:
-    """One attempt of one job, whose records it has taken over. ``run`` returns whether all went well."""
+    """One attempt of one job, whose records it has taken over. ``run`` returns whether all went well.
 
-    def __init__(self, records: FencedRecords, spec: Spec) -> None:
+    ``known``: how the job was in an attempt before.
+    """
+
+    def __init__(
+        self, records: FencedRecords, spec: Spec, known: Mapping[str, Any] | None = None
+    ) -> None:
         self._records, self._spec = records, spec
         self._queue: queue.Queue[Any] = queue.Queue(_MAX_REPORTS)
         self._gang_number = records.attempt * _GANGS_PER_ATTEMPT
@@ -50,7 +56,7 @@ class Controller:
             "stages": [list(one) for one in spec.stages],
             "ranks": [],
             "step": 0,
-            "committed": 0,
+            "committed": (known or {}).get("committed", 0),
             "restarts": 0,
             "metrics": {},
         }
@@ -65,12 +71,17 @@ class Controller:
         self._value: Value | None = None
         self._started_s = self._explained_s = self._not_before_s = 0.0
         self._looked_s = time.monotonic()
-        self._watches = True
+        self._watches, self._is_fenced = True, False
         self._end: tuple[str, str] | None = None
         """The error and its kind; both empty if all went well."""
+        if (known or {}).get("stops"):
+            self._progress["stops"] = True
 
     def run(self) -> bool:
         """Train until the end, whichever it is; writes the result."""
+        if self._progress.get("stops"):
+            self._end_at_commit()
+            return self._finish()
         asks = threading.Thread(target=self._watch_asks, name="asks", daemon=True)
         try:
             self._gang = Gang(self._records.job_id, self._spec, self._queue.put)
@@ -87,7 +98,7 @@ class Controller:
                     self._look()
                 self._write()
         except FencedError as error:
-            self._end = str(error), "fenced"
+            self._end, self._is_fenced = (str(error), "fenced"), True
         finally:
             self._watches = False
             self._gang.close()
@@ -162,6 +173,8 @@ class Controller:
             case said.Committed():
                 self._progress["committed"] = report.step
                 self._in_a_row = 0
+            case said.Died() if report.rank in self._returned:
+                pass  # it had ended, and nobody waits for it
             case said.Failed() | said.Died():
                 if not self._failures:
                     self._failed_s = time.monotonic()
@@ -174,12 +187,19 @@ class Controller:
                     self._end = "", ""
 
     def _ask(self, what: str) -> None:
+        if what == "stop":
+            self._progress["stops"] = True  # also for the next gang, and the next controller
         if what == "stop" and self._progress["phase"] == "PLACING":
-            self._end = "", ""
+            self._end_at_commit()
         elif what in ("stop", "checkpoint"):
             self._gang.tell(0, "ask", what)
         else:
             _log.warning("%r is no order", what)
+
+    def _end_at_commit(self) -> None:
+        """End well without a gang: what its last checkpoint has is the end."""
+        self._progress["step"] = self._progress["committed"]
+        self._end = "", ""
 
     # From time to time.
 
@@ -217,6 +237,13 @@ class Controller:
         why = f"{self._name(cause.rank)}: {_told(cause)}"
         if isinstance(cause, said.Failed) and cause.kind == "loop":
             self._end = f"{why}\n{cause.trace}", "loop"
+            return
+        if isinstance(cause, said.Failed) and cause.kind == "fenced":
+            self._end = why, "fenced"
+            return
+        if self._progress.get("stops"):
+            _log.warning("it was to stop, and ends at its newest checkpoint: %s", why)
+            self._end_at_commit()
             return
         if self._in_a_row >= self._spec.failure.retries:
             many = f" (after {self._in_a_row} restarts without a checkpoint in between)"
@@ -288,19 +315,25 @@ class Controller:
             if isinstance(report, said.Stepped | said.Committed | Value):
                 self._take(report)
         error, kind = self._end
-        if kind == "fenced":
+        if self._is_fenced:
             _log.error("%s", error)
             return False
         self._progress["phase"] = "FAILED" if error else "FINISHED"
         if error:
             self._progress["why"] = error.partition("\n")[0]
             _log.error("%s", error)
-        self._records.write_result(self._result(error, kind), self._progress)
+        try:
+            self._records.write_result(self._result(error, kind), self._progress)
+        except FencedError as refused:
+            _log.error("%s", refused)
+            return False
+        try:
+            self._records.drop_work()
+        except StokerError as left:
+            _log.info("keys of the job are left: %s", left)
         return not error
 
     def _result(self, error: str, kind: str) -> ShardedResult:
-        import cloudpickle
-
         result = ShardedResult(
             metrics=self._progress["metrics"],
             checkpoint=str(self._spec.checkpoint.path),
@@ -311,9 +344,7 @@ class Controller:
             job_id=self._records.job_id,
         )
         if self._value is not None:
-            result.value_problem = self._value.problem
-            if self._value.value:
-                result.value = cloudpickle.loads(self._value.value)
+            result.value, result.value_problem = self._value.load()
         return result
 
 
@@ -323,7 +354,7 @@ def _cause(failures: list[said.Failed | said.Died]) -> said.Failed | said.Died:
     def order(one: said.Failed | said.Died) -> int:
         if isinstance(one, said.Died):
             return 0
-        return 1 if one.kind == "loop" else 2
+        return 2 if one.kind == "lost" else 1
 
     return min(failures, key=order)
 
@@ -334,6 +365,8 @@ def _told(one: said.Failed | said.Died) -> str:
     first = one.error.partition("\n")[0]
     if one.kind == "loop":
         return f"its loop raised {first} (in {one.where})"
+    if one.kind == "fenced":
+        return f"another training has taken its checkpoints over: {first} (in {one.where})"
     return f"it waited in vain for the others, in {one.where}: {first}"
 
 

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import stoker
@@ -54,11 +55,9 @@ class Gang(ReportingActors):
     """The ranks of a job. ``put`` takes what they report, from any thread."""
 
     def __init__(self, job_id: str, spec: Spec, put: Callable[[Any], None]) -> None:
-        super().__init__("rank", put, lambda worker, why: Died(worker, self.number, why))
+        super().__init__("rank", put, partial(_died, 0))
         self._spec = spec
         self._work = stoker.put(Work(job_id, spec, tuple(sys.path)))
-        self.number = 0
-        """Of the gang that lives; it fences what an earlier one writes."""
         self.nodes: list[str] = []
         """The node of each rank."""
         name = f"sharded-{job_id}"
@@ -91,8 +90,11 @@ class Gang(ReportingActors):
         return f"{why.summary}; {why.remedy}" if why.remedy else why.summary
 
     def start(self, number: int) -> None:
-        """Start all ranks, as gang ``number``; the bundles are reserved."""
-        self.number = number
+        """Start all ranks, as gang ``number``, which fences what an earlier one writes.
+
+        The bundles are reserved.
+        """
+        self._died = partial(_died, number)
         placements = placement_group_table(self._group)["placements"]
         nodes = [
             str((placements.get(n) or placements[str(n)])["node_id"])
@@ -124,3 +126,7 @@ class Gang(ReportingActors):
             remove_placement_group(self._group)
         except StokerError as error:
             _log.info("the placement group had ended: %s", error)
+
+
+def _died(gang: int, rank: int, why: str) -> Died:
+    return Died(rank, gang, why)

@@ -88,7 +88,10 @@ class Rank:
     def _report_end(self, error: BaseException, where: str) -> None:
         trace = "".join(traceback.format_exception(error)).strip()[-_TRACE_CHARACTERS:]
         _log.error("rank %d, in %s: %s", self._rank, where, trace)
+        # Of this job's gangs only the newest is heard: it was another job's that took over.
         kind = "lost" if is_of_others(error) else "loop"
+        if isinstance(error, FencedError) and "checkpoint" in where:
+            kind = "fenced"
         text = f"{type(error).__name__}: {error}".strip()
         self._link.report(Failed(self._rank, self._gang, kind, text, where, trace), urgent=True)
 

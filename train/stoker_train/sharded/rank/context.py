@@ -20,22 +20,28 @@ import torch
 import torch.distributed as dist
 
 import stoker.train
-from stoker.exceptions import BadRequestError, ConflictError, FencedError
+from stoker.exceptions import (
+    BadRequestError,
+    ConflictError,
+    FencedError,
+    StokerError,
+    UnavailableError,
+)
 from stoker_train.elastic.data.cursor import Cursor
 from stoker_train.elastic.data.loader import ElasticLoader, StepPlan
 from stoker_train.elastic.state.rng import RandomState
 from stoker_train.sharded.checkpoints.state import PER_RANK
-from stoker_train.sharded.checkpoints.store import Saved, ShardedCheckpoints
-from stoker_train.sharded.parallel.apply import parallelize
+from stoker_train.sharded.checkpoints.store import NO_AGREEMENT, Saved, ShardedCheckpoints
+from stoker_train.sharded.parallel.apply import parallelize, release
 from stoker_train.sharded.parallel.clipping import clip_grad_norm_
 from stoker_train.sharded.parallel.mesh import DATA, PIPELINE, TENSOR, device_mesh
 from stoker_train.sharded.parallel.offload import offload_optimizer
+from stoker_train.sharded.parallel.tensor import named_plans
 from stoker_train.sharded.rank.agreement import Agreement
 from stoker_train.sharded.rank.reports import Committed, Loaded, Stepped
+from stoker_train.sharded.records import GROUP
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -81,6 +87,8 @@ class Context:
         self._store: ShardedCheckpoints | None = None
         self._loaders: list[ElasticLoader] = []
         self._reported: dict[str, Any] = {}
+        # A loss may come while a checkpoint is written: the one before it is as old as two intervals then.
+        self._save_every = max(1, spec.checkpoint.every // 2)
         self._saved_step, self._told_s = -1, 0.0
         self._last_loss: Any = None
 
@@ -128,7 +136,7 @@ class Context:
         torch.set_num_threads(max(1, threads))
         self.activity = "the rendezvous of the gang"
         stoker.train.init_process_group(
-            "sharded",
+            GROUP,
             self.rank,
             self.world_size,
             backend="cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo",
@@ -171,6 +179,8 @@ class Context:
         if self.plan.pipeline > 1:
             from stoker_train.sharded.pipelining.splitting import count_layers, cut_evenly, split
 
+            if tensor_plan is not None and self.plan.tensor > 1:
+                named_plans.check(model, tensor_plan)
             count = self.plan.pipeline * self.plan.interleave
             stages = self._work.spec.stages or cut_evenly(count_layers(model, chain), count)
             parts = split(model, stages, pipeline=self.plan.pipeline, rank=self.stage, chain=chain)
@@ -232,7 +242,7 @@ class Context:
             "stoker_cursor": self._cursor,
             **others,
         }
-        self._random.seed(spec.seed, 0, self.data_rank + self.plan.data * self.stage)
+        self._seed_random(0)
         with self._at("loading the checkpoint"):
             self._store = ShardedCheckpoints(
                 self.folder,
@@ -246,6 +256,8 @@ class Context:
             self._saved_step = self._cursor.step
             if loaded.per_rank is not None and loaded.meta.get("plan") == str(self.plan):
                 self._random.load_state_dict(loaded.per_rank)
+            else:  # not those of the first steps again
+                self._seed_random(self._cursor.step)
         self._link.report(Loaded(self.rank, self._gang, self._cursor.step), urgent=True)
 
     def loader(
@@ -262,18 +274,28 @@ class Context:
         The order is that of one process, whatever the plan. Ranks that share a part of the data (of tensor
         groups and pipelines) get the same. What is left of an epoch and makes no whole batch is left out.
         """
-        loader = ElasticLoader(
-            dataset,
-            self._cursor,
-            self._share,
-            shuffle=shuffle,
-            collate_fn=collate_fn,
-            num_workers=num_workers,
-            device=self.device,
-            base_batch=self.plan.batch,
-            seed=self._work.spec.seed if seed is None else seed,
-            drop_last=True,
-        )
+        batch = self.plan.batch
+        try:
+            loader = ElasticLoader(
+                dataset,
+                self._cursor,
+                self._share,
+                shuffle=shuffle,
+                collate_fn=collate_fn,
+                num_workers=num_workers,
+                device=self.device,
+                base_batch=batch,
+                seed=self._work.spec.seed if seed is None else seed,
+                drop_last=True,
+            )
+        except BadRequestError as error:
+            if error.field != "base_batch":
+                raise
+            raise BadRequestError(
+                f"the data set has fewer sequences than a step: {batch}\n"
+                "give a smaller batch to ShardedTrainer(), or more data",
+                field="batch",
+            ) from None
         self._loaders.append(loader)
         return loader
 
@@ -309,12 +331,14 @@ class Context:
     def step(self, loss: Any = None, max_norm: float | None = None) -> bool:
         """End a step: clip, update, clear gradients, move on in the data, and save where it is time.
 
+        A save waits for the one before, so that a loss costs no more than ``checkpoint.every`` steps.
         ``loss`` is shown by ``progress()``. ``max_norm`` is that of this step, by default that of
         :meth:`state`. Returns True; it raises where the job ends here.
         """
         self._own_store()
         optimizer = self._optimizer
         assert optimizer is not None
+        release(self._modules)  # a loop may have called its model to evaluate it
         norm = self._max_norm if max_norm is None else max_norm
         if norm is not None:
             with self._at("clipping the gradients"):
@@ -331,7 +355,7 @@ class Context:
             self._tell()
         with self._at("agreeing on what users ask for"):
             asks = self._agreement.exchange()
-        if "checkpoint" in asks or self._cursor.step % self._work.spec.checkpoint.every == 0:
+        if "checkpoint" in asks or self._cursor.step % self._save_every == 0:
             self._save()
         if "stop" in asks:
             self.stopped = True
@@ -359,14 +383,16 @@ class Context:
             )
         with self._at("the end of the loop"):
             self._agreement.settle()
-            if self._saved_step != self._cursor.step:
-                self._save()
+        if self._saved_step != self._cursor.step:
+            self._save()
+        with self._at("the last checkpoint"):
             saved = self._store.wait()
             if saved is not None and saved.problem:
-                kind = FencedError if saved.fenced else ConflictError
-                raise kind(f"the last checkpoint could not be written\n{saved.problem}")
-            if self.rank == 0:
-                self._tell(urgent=True)
+                raise _kind_of(saved)(f"the last checkpoint could not be written\n{saved.problem}")
+        if self.rank == 0:
+            if saved is not None:  # its own report may come too late
+                self._tell_saved(saved)
+            self._tell(urgent=True)
 
     # Its own.
 
@@ -376,6 +402,11 @@ class Context:
         self.activity = f"step {self._cursor.step}, {activity}"
         yield
         self.activity = f"step {self._cursor.step}, between two calls of ctx"
+
+    def _seed_random(self, step: int) -> None:
+        """Seed this rank's random numbers, as all ranks of its tensor-parallel group do."""
+        place = self.data_rank + self.plan.data * self.stage
+        self._random.seed(self._work.spec.seed, step, place)
 
     def _own_modules(self) -> list[nn.Module]:
         if not self._modules:
@@ -417,12 +448,13 @@ class Context:
         state = {**self._state, PER_RANK: self._random.state_dict()}
         with self._at("saving a checkpoint"):
             future = store.save(step, state, meta={"plan": str(self.plan)})
+            if self.rank == 0:
+                future.add_done_callback(lambda done: self._tell_saved(done.result()))
+            if self._work.spec.checkpoint.every == 1:
+                store.wait()
         self._saved_step = step
-        if self.rank == 0:
-            future.add_done_callback(self._tell_saved)
 
-    def _tell_saved(self, future: Future[Saved]) -> None:
-        saved = future.result()
+    def _tell_saved(self, saved: Saved) -> None:
         self._link.report(Committed(self.rank, self._gang, saved.step, saved.problem), urgent=True)
 
     def _tell(self, *, urgent: bool = False) -> None:
@@ -436,3 +468,10 @@ class Context:
             for name, one in metrics.items()
         }
         self._link.report(Stepped(0, self._gang, self._cursor.step, shown), urgent=urgent)
+
+
+def _kind_of(saved: Saved) -> type[StokerError]:
+    """Return the error that a save without a checkpoint is: of another gang, another rank, or its own."""
+    if saved.fenced:
+        return FencedError
+    return UnavailableError if saved.problem.startswith(NO_AGREEMENT) else ConflictError

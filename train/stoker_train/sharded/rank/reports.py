@@ -50,6 +50,8 @@ class Committed:
 class Failed:
     """The loop has ended by an error: ``kind`` is ``"loop"``, or ``"lost"`` where another rank did not come.
 
+    ``"fenced"``: another training has taken the folder of checkpoints over.
+
     ``where``: what the rank was at.
     """
 
