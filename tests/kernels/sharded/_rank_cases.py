@@ -82,6 +82,8 @@ class Anyones(nn.Module):
         self.embed = nn.Embedding(64, 16)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.head = nn.Linear(16, 64)
+        if scaled:
+            self.head.weight = self.embed.weight
         if not scaled:  # what works on a rank's own tokens must be named under sequence parallelism
             for block in self.blocks:
                 block.scale.requires_grad_(False)
@@ -176,6 +178,58 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "ours": lambda p: ours.AdamW(p, lr=1e-2, weight_decay=1e-2),
     "lamb": lambda p: ours.LAMB(p, lr=1e-2),
 }
+
+
+class Branches(nn.Module):
+    """One of two ways for a batch; the base is frozen, and a parameter is not used at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.base = nn.Linear(4, 4).requires_grad_(False)
+        self.ways = nn.ModuleList(nn.Linear(4, 4, bias=way == 1) for way in range(2))
+        self.choice = nn.ModuleList([_Chosen(), _Chosen()])
+
+    def forward(self, x: torch.Tensor, way: torch.Tensor) -> torch.Tensor:
+        x = self.base(x)
+        for layer in self.choice:
+            x = layer(x, way)
+        return torch.tanh(self.ways[1](self.ways[0](x))).square().mean()
+
+
+class _Chosen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up, self.side = (nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.down.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor, way: torch.Tensor) -> torch.Tensor:
+        return self.down(x) + (self.up if int(way) % 2 else self.side)(x)
+
+
+def branches() -> Any:
+    """Losses and norms of steps whose ranks use other parameters, with an evaluation before each update."""
+    from stoker_train.sharded.pipelining.executor import Pipeline
+
+    found = []
+    x = torch.linspace(-1, 1, 16).view(4, 1, 4)[dist.get_rank()]
+    way = torch.tensor([dist.get_rank()])
+    for zero in (0, 1, 2, 3):
+        strategy = Strategy(data=4, zero=zero)
+        mesh = mesh_of(strategy)
+        model = parallelize(Branches(), strategy, mesh)
+        pipeline = Pipeline(model, strategy, mesh, lambda loss, _: loss)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        seen = []
+        for _ in range(3):
+            loss = pipeline.step((x, way))
+            same = pipeline.evaluate((x, way))
+            norm = clipping.clip_grad_norm_(model.parameters(), 0.1, mesh)
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append((float(loss), float(same), float(norm)))
+        found.append(seen)
+    return found
 
 
 def offloaded(folder: str) -> Any:
@@ -312,6 +366,7 @@ def refused() -> list[tuple[str | None, str]]:
         lambda: cut(Anyones()),
         lambda: cut(Anyones(), {"nothing.*": "colwise"}),
         lambda: cut(Anyones(), {"head": "sideways"}),
+        lambda: cut(Anyones(), {"head": "head"}),
         lambda: cut(Anyones(), {"blocks.0": "colwise"}),
         long,
         lambda: parallelize(Anyones(), Strategy(data=4, zero=4), clip_mesh),

@@ -19,6 +19,7 @@ from tests.kernels.sharded._rank_cases import (
     OPTIMIZERS,
     STEPS,
     Anyones,
+    Branches,
     batch_of,
     run_all,
 )
@@ -90,13 +91,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
         **{
             name: (name,)
             for name in (
-                "by_names", "clip", "mixed", "recomputed", "normalize", "refused", "places",
+                "branches", "by_names", "clip", "mixed", "recomputed", "normalize", "refused", "places",
             )
         },
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank_processes, "WAIT_S", WAIT_S)
-        processes = rank_processes.RankProcesses(RANKS, folder)
+        processes = rank_processes.RankProcesses(
+            RANKS, folder, ["torch._dynamo", "tests.kernels.sharded._rank_cases"]
+        )
         try:
             return Found(processes.run(run_all, RANKS, cases))
         finally:
@@ -171,6 +174,22 @@ def test_each_gradient_counts_once_in_the_norm(found: Found) -> None:
         for strategy, norms in result.items():
             assert norms == pytest.approx([expected, expected, 0.01], rel=2e-4), strategy
             assert norms[0] == pytest.approx(expected, rel=1e-5), strategy
+
+
+def test_ranks_may_use_other_parameters_and_evaluate_before_an_update(found: Found) -> None:
+    model = Branches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    alone = []
+    for _ in range(3):
+        rows = torch.linspace(-1, 1, 16).view(4, 1, 4)
+        loss = torch.stack([model(x, torch.tensor([n])) for n, x in enumerate(rows)]).mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+        alone.append(pytest.approx((loss.item(), loss.item(), float(norm)), rel=1e-5))
+    for result in found.by_rank("branches"):
+        assert result == [alone] * 4
 
 
 def test_states_live_in_files_between_steps(found: Found) -> None:
@@ -264,7 +283,7 @@ def test_batch_norms_see_the_whole_batch(found: Found) -> None:
 
 FIELDS = [
     "plan", "expert", "heads", "kv_heads", "width", "vocab", "tensor_plan", "tensor_plan",
-    "tensor_plan", "tensor_plan", "sequence", "zero", "sequence", "precision", "recompute",
+    "tensor_plan", "tensor_plan", "tensor_plan", "sequence", "zero", "sequence", "precision", "recompute",
     "max_norm",
 ]  # fmt: skip
 

@@ -20,6 +20,7 @@ from stoker_kernels.models import (
     llama3_8b,
     prompt,
 )
+from stoker_train.sharded.parallel.layers import layers_of
 from stoker_train.sharded.pipelining.splitting import Chain, count_layers, cut_evenly, split
 
 if TYPE_CHECKING:
@@ -140,3 +141,10 @@ def test_stages_and_prompts_that_do_not_fit_are_refused() -> None:
     prompt.inject(model, 2)
     with pytest.raises(BadRequestError, match="a model with a prompt cannot be cut"):
         split(model, [[0, 2], [2, 5]], pipeline=2, rank=0)
+
+
+def test_modules_of_a_sequence_stay_layers() -> None:
+    """ZeRO gathers them one by one, and recomputation finds them."""
+    twice = nn.Linear(2, 2)
+    parts = all_parts(nn.Sequential(*(nn.Linear(2, 2) for _ in range(6)), twice, twice), 2)
+    assert [len(layers_of(part)) for part in parts] == [2, 2, 2, 1]

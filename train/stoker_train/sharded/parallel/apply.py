@@ -93,6 +93,12 @@ def micro_batch(model: nn.Module | Iterable[nn.Module], *, last: bool) -> Iterat
     yield
 
 
+def release(model: nn.Module | Iterable[nn.Module]) -> None:
+    """Let go of parameters that an evaluation has gathered: others are trained before the next pass."""
+    for part in [model] if isinstance(model, nn.Module) else model:
+        zero.release(part)
+
+
 @torch.no_grad()
 def _same_start(model: nn.Module, mesh: DeviceMesh) -> None:
     """Give all ranks of a stage the weights and buffers of its first."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from stoker.exceptions import BadRequestError
 from stoker_train.sharded.parallel.extending import extend
 from stoker_train.sharded.parallel.mesh import DATA
 
@@ -127,6 +128,12 @@ def _statistics(
     dist.all_gather(every, own, group=group)
     means, squares_of, counts = torch.split(torch.stack(every), [len(mean), len(mean), 1], 1)
     total = counts.sum()
+    if float(total) <= 1.0:  # alike on all ranks; running statistics would never be numbers again
+        raise BadRequestError(
+            f"a batch norm sees {float(total):.0f} values per channel on all ranks together\n"
+            "train on 2 or more, or call model.eval()",
+            field="batch",
+        )
     whole = (means * counts).sum(0) / total
     spread = squares_of.sum(0) + (counts * (means - whole).square()).sum(0)
     return whole, spread / total, total

@@ -176,10 +176,13 @@ class _Offloaded:
                 like.shape, like.stride(), dtype=like.dtype, device="cpu", pin_memory=pinned
             )
         file, path = mkstemp(prefix="optimizer-state-", dir=self._folder)
-        os.close(file)
         try:
+            # A full disk is an error here; in the middle of a write to memory it would be a signal.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file, 0, like.numel() * like.element_size())
             flat = torch.from_file(path, shared=True, size=like.numel(), dtype=like.dtype)
         finally:
+            os.close(file)
             Path(path).unlink()
         return flat.as_strided(like.shape, like.stride())
 

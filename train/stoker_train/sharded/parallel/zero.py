@@ -55,6 +55,17 @@ def shard(model: nn.Module, mesh: DeviceMesh, stage: int, precision: MixedPrecis
             fully_shard(
                 module, mesh=mesh, mp_policy=precision, reshard_after_forward=stage == 3
             )  # the whole, too: by default it would keep what is gathered
+    _reduce_unused(model)
+
+
+def release(model: nn.Module) -> None:
+    """Let go of what a pass forward alone has gathered; the next one gathers what is new.
+
+    Until then the modules have the gathered parameters, which no optimizer updates.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def set_micro_batch(model: nn.Module, stage: int, *, last: bool) -> None:
@@ -79,6 +90,17 @@ def _replicate(module: nn.Module, mesh: DeviceMesh, precision: MixedPrecisionPol
             "install torch>=2.10, or take a plan with zero=1"
         ) from error
     replicate(module, mesh=mesh, mp_policy=precision)
+
+
+def _reduce_unused(model: nn.Module) -> None:
+    """Let a parameter that no batch of this rank has used be reduced with those of other ranks, as zeros.
+
+    Ranks whose batches take other ways through the model would reduce tensors of other sizes, and wait for
+    each other for ever or add up what does not belong together.
+    """
+    allow = getattr(model, "set_reduce_scatter_unused_params", None)  # torch 2.12
+    if allow is not None:
+        allow(True)
 
 
 def _own(module: nn.Module) -> list[nn.Parameter]:

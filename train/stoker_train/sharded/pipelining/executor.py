@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stoker.exceptions import BadRequestError
+from stoker_train.sharded.parallel.apply import release
 from stoker_train.sharded.parallel.mesh import DATA, PIPELINE
 from stoker_train.sharded.pipelining.forms import NUMBERS, Form, Tensors
 from stoker_train.sharded.pipelining.links import Links, Pending, Sent
@@ -114,9 +115,10 @@ class Pipeline:
         rank gives batches of the same shapes. ``loss_fn`` takes the place of the pipeline's. With data
         parallelism each pipeline has a batch of its own, and the loss is the mean of all. Gradients are added
         to those of the parts' parameters; they are of the mean of the micro-batches' losses (each counts the
-        same, also where a loss leaves targets out). Raises BadRequestError for a batch that cannot be cut,
-        DeadlineExceededError and UnavailableError where another rank does not come: then all ranks of the
-        pipeline must be started again.
+        same, also where a loss leaves targets out: for the mean over all targets let ``loss_fn`` return their
+        sum over the mean number of targets in a micro-batch of the job). Raises BadRequestError for a batch
+        that cannot be cut, DeadlineExceededError and UnavailableError where another rank does not come: then
+        all ranks of the pipeline must be started again.
         """
         return self._run(inputs, targets, loss_fn, trains=True)
 
@@ -134,6 +136,7 @@ class Pipeline:
         finally:
             for module in training:
                 module.training = True
+            release([stage.part for stage in self._stages.values()])
 
     def _order(self, trains: bool) -> list[Step]:
         make = schedule if trains else forward_only

@@ -46,6 +46,8 @@ class ChainPart(nn.Module):
     def __init__(self, whole: nn.Module, names: Sequence[str], lists: Sequence[str]) -> None:
         super().__init__()
         self._order = tuple(names)
+        self.is_list = not lists
+        """Whether the modules are those of an ``nn.Sequential``, as layers for ZeRO and recomputation."""
         self._ties = _ties_of(whole, names)
         leads = tuple(f"{name}." for name in names)
         for lead, _ in self._ties:  # before their other names: an optimizer knows them by the first
@@ -209,7 +211,7 @@ def _names(
     lead = "" if chain is None else f"{chain.layers}."
     names = [f"{lead}{number}" for number in range(*cut)]
     if chain is None:
-        children = [name for name, _ in model.named_children()]
+        children = list(model._modules)  # a module may stand there twice
         return children[cut[0] : cut[1]]
     if stage == 0:
         names = [*chain.first, *names]

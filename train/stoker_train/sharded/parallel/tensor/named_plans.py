@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -40,25 +40,65 @@ STYLES = {
 """The names that a plan may give; any of torch's ``ParallelStyle`` may stand in their place."""
 
 
-def cut(model: nn.Module, group: TensorGroup, plan: Mapping[str, Any]) -> None:
-    """Cut the modules whose names match a pattern of ``plan``; all others stay whole on each rank.
-
-    BadRequestError for a pattern that no module has, a style that is not known or does not fit its module,
-    and sizes that the ranks do not divide.
-    """
-    chosen: dict[str, ParallelStyle] = {}
-    for pattern, style in plan.items():
-        matching = {n: m for n, m in model.named_modules() if n and fnmatchcase(n, pattern)}
-        if not matching:
+def check(model: nn.Module, plan: Mapping[str, Any]) -> None:
+    """Raise BadRequestError for a pattern of ``plan`` that names no module of the whole ``model``."""
+    for pattern in plan:
+        if not any(name and fnmatchcase(name, pattern) for name, _ in model.named_modules()):
             names = ", ".join(name for name, _ in model.named_children())
             raise BadRequestError(
                 f"tensor_plan {pattern!r} is the name of no module\nthe model has {names}, and more in them",
                 field="tensor_plan",
             )
+
+
+def cut(model: nn.Module, group: TensorGroup, plan: Mapping[str, Any]) -> None:
+    """Cut the modules whose names match a pattern of ``plan``; all others stay whole on each rank.
+
+    BadRequestError for a pattern that no module has, a style that is not known or does not fit its module,
+    and sizes that the ranks do not divide. A part of a pipeline (it has ``tied``) lacks most modules: who
+    cuts the model into parts checks the plan with the whole.
+    """
+    if not hasattr(model, "tied"):
+        check(model, plan)
+    chosen: dict[str, ParallelStyle] = {}
+    for pattern, style in plan.items():
+        matching = {n: m for n, m in model.named_modules() if n and fnmatchcase(n, pattern)}
         for name, module in matching.items():
             chosen[name] = _style(style, name, module, group)
+    tied = _tied(model)
     parallelize_module(model, group.mesh, dict(chosen))
+    _tie(tied)
     LocalParameters(group).rest(model)
+
+
+def _tied(model: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
+    """Return the places (module's name, module, parameter's name) of parameters that have several."""
+    places: dict[int, list[tuple[str, nn.Module, str]]] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                places.setdefault(id(parameter), []).append((path, module, name))
+    return [found for found in places.values() if len(found) > 1]
+
+
+def _tie(tied: list[list[tuple[str, nn.Module, str]]]) -> None:
+    """Make one parameter of those again of which torch's styles have made several."""
+    for places in tied:
+        (_, module, name), *others = places
+        first = module._parameters[name]
+        for _, other, own in others:
+            if _placements(other._parameters[own]) != _placements(first):
+                names = ", ".join(path for path, *_ in places)
+                raise BadRequestError(
+                    f"tensor_plan cuts the shared {name} of {names} in different ways\n"
+                    "name all of them, with styles that cut it alike, as embedding and head",
+                    field="tensor_plan",
+                )
+            other._parameters[own] = first
+
+
+def _placements(parameter: Any) -> Any:
+    return parameter.placements if isinstance(parameter, DTensor) else None
 
 
 def _style(style: Any, name: str, module: nn.Module, group: TensorGroup) -> ParallelStyle:
