@@ -2,6 +2,8 @@
 
     equality   losses beside those of one process, bytes of states, bytes that are sent
     predicted  step times that the planner predicts beside measured ones
+    restart    seconds from the death of a rank to the next commit, and steps made again
+    checkpointing  what a sharded checkpoint costs the training
 
 Each has options of its own: ``python -m benchmarks.sharded NAME --help``. The machine's load is printed
 before and after. Figures go to results.csv, too, unless ``--out ''`` comes before the name.

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from benchmarks.results import Row
 from stoker_kernels.models import GPT
 from stoker_kernels.models.config import TransformerConfig
 from stoker_train.planning import ClusterShape, Link, Plan, Strategy, plan_strategy
@@ -86,8 +87,8 @@ def strategies() -> list[Strategy]:
     return [*data, *tensor, *pipeline, *again]
 
 
-def run(arguments: list[str]) -> None:
-    """Print predicted and measured seconds of each plan."""
+def run(arguments: list[str]) -> list[Row]:
+    """Print predicted and measured seconds of each plan; return what they come to."""
     parser = argparse.ArgumentParser(prog="predicted", description=__doc__)
     parser.add_argument("--plans", type=int, default=20, help="so many, drawn at random")
     parser.add_argument("--steps", type=int, default=6, help="timed steps of a plan in a round")
@@ -100,11 +101,11 @@ def run(arguments: list[str]) -> None:
             _rank, args=(folder, chosen, options.steps, options.rounds, options.seed), nprocs=RANKS
         )
         measured, times = torch.load(Path(folder) / "found", weights_only=False)
-    show(measured, chosen, times)
+    return compare(measured, chosen, times)
 
 
-def show(measured: Measurements, chosen: list[Strategy], times: dict[str, float]) -> None:
-    """Print the table and what it comes to."""
+def compare(measured: Measurements, chosen: list[Strategy], times: dict[str, float]) -> list[Row]:
+    """Print the table; return the median error, and how far the first plan is from the fastest."""
     plans = [predict(measured, one) for one in chosen]
     print(
         f"{'plan':44}{'predicted':>11}{'measured':>11}{'error':>8}   of which exchange, bubble, update"
@@ -123,9 +124,12 @@ def show(measured: Measurements, chosen: list[Strategy], times: dict[str, float]
     best = min(times.values())
     behind = times[str(first.strategy)] / best - 1.0
     print(
-        f"median error {statistics.median(errors):.1%} over {len(errors)} plans (goal 15 %); the planner's "
-        f"first plan is {behind:.1%} behind the fastest measured (goal 10 %); load {os.getloadavg()[0]:.1f}"
+        "goals: a median error of 15 %, and a first plan at most 10 % behind the fastest measured"
     )
+    return [
+        Row(f"predicted step, median error of {len(errors)} plans", statistics.median(errors), "1"),
+        Row("predicted step, the first plan over the fastest", behind, "1"),
+    ]
 
 
 def predict(measured: Measurements, strategy: Strategy) -> Plan:

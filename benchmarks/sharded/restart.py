@@ -1,21 +1,25 @@
 """How long a sharded job does not commit after one of its ranks is killed, and what it does again.
 
-``python -m benchmarks.sharded.restart [kills]``: a job of 2 x 2 ranks (data, tensor) on this machine's CPUs
-over gloo commits every 5 steps; a random rank gets SIGKILL, time after time. Shown: the seconds to the next
-checkpoint that counts, and the steps that were made again.
+    python -m benchmarks.sharded restart [--kills 10]
+
+A job of 2 x 2 ranks (data, tensor) on this machine's CPUs commits within every 5 steps; a random rank gets
+SIGKILL, time after time. Shown: the seconds to the next checkpoint that counts, and the steps that were made
+again.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import signal
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.results import Row
 
 EVERY = 5
 WAIT_S = 120.0
@@ -40,12 +44,15 @@ def loop(ctx: Any, config: dict[str, Any]) -> None:
             time.sleep(0.02)
 
 
-def main(kills: int) -> None:
-    """Run it, and print what was measured."""
+def run(arguments: list[str]) -> list[Row]:
+    """Run it, and return what was measured."""
     import stoker
     from stoker.train import Checkpoint, Failure, ShardedTrainer, Strategy
     from stoker_train.sharded.checkpoints.layout import checkpoints_in
 
+    parser = argparse.ArgumentParser(prog="restart")
+    parser.add_argument("--kills", type=int, default=10)
+    kills = parser.parse_args(arguments).kills
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     folder = Path(tempfile.mkdtemp())
     os.environ.setdefault("STOKER_SESSION_ROOT", str(folder / "session"))
@@ -98,7 +105,10 @@ def main(kills: int) -> None:
     trainer.stop()
     trainer.result(WAIT_S)
     stoker.shutdown()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10)
+    return [
+        Row(
+            "restart, SIGKILL of a rank to the next commit, median", statistics.median(took_s), "s"
+        ),
+        Row("restart, the same, longest", max(took_s), "s"),
+        Row(f"restart, steps made again, most, of an interval of {EVERY}", max(again), "steps"),
+    ]

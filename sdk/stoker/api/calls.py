@@ -112,7 +112,9 @@ def put(
 
     With ``tensor_transport="cuda_ipc"`` its CUDA tensors stay on their GPU, as a copy that this process
     keeps while there are refs; readers on the node that see the GPU copy from there. It needs this process
-    to live: a reader gets ``OwnerDiedError`` or ``ObjectLostError`` once it has ended.
+    to live: a reader gets ``OwnerDiedError`` or ``ObjectLostError`` once it has ended. With ``"collective"``
+    (or ``"collective:NAME"``) readers are the members of a group of ``stoker.collective`` that this process
+    is in, on any node: tensors are sent to them by NCCL, or by gloo in a group of that.
 
     With ``lifetime="detached"`` the cluster owns it: it outlives this process and its job, until
     :func:`stoker.free`; ``get_ref(name)`` finds it, in this job's namespace unless another is given. So

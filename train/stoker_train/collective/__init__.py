@@ -30,11 +30,11 @@ from stoker_train.collective.joining import destroy_group, group, init_group, is
 from stoker_train.collective.lane import Handle
 
 if TYPE_CHECKING:
-    from stoker_train.collective.broadcasting import (
+    from stoker_train.collective.training.broadcasting import (
         broadcast_optimizer_state,
         broadcast_parameters,
     )
-    from stoker_train.collective.optimizer import DistributedOptimizer
+    from stoker_train.collective.training.optimizer import DistributedOptimizer
 
 __all__ = (
     "Backend",
@@ -58,9 +58,9 @@ __all__ = (
 )
 
 _WITH_TORCH = {
-    "DistributedOptimizer": "stoker_train.collective.optimizer",
-    "broadcast_optimizer_state": "stoker_train.collective.broadcasting",
-    "broadcast_parameters": "stoker_train.collective.broadcasting",
+    "DistributedOptimizer": "stoker_train.collective.training.optimizer",
+    "broadcast_optimizer_state": "stoker_train.collective.training.broadcasting",
+    "broadcast_parameters": "stoker_train.collective.training.broadcasting",
 }
 """What needs torch as it is imported, and the module that has it."""
 

@@ -2,7 +2,7 @@
 
 A tensor's exchange costs a fixed time besides that by its size; those of one dtype and device are laid
 end to end in a buffer of at most ``fusion_nbytes``. Used by grouped operations, broadcasts of parameters and
-:class:`~stoker_train.collective.optimizer.DistributedOptimizer`.
+:class:`~stoker_train.collective.training.optimizer.DistributedOptimizer`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import BadRequestError
 from stoker_train.collective.channel import Backend, Channel, TransportError
@@ -19,6 +19,7 @@ from stoker_train.collective.communicator import Communicator
 from stoker_train.collective.errors import Failure
 from stoker_train.collective.headers import Call
 from stoker_train.collective.lane import Lane, Peers
+from stoker_train.collective.lending.table import Lent
 from stoker_train.collective.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -73,11 +74,19 @@ class Group(Communicator):
         lane = self._lane_of("", ranks)
         super().__init__(name, ranks, rank, lane, Peers(self._lane_of))
         supervisor.on_failure(self._drop_store)
+        self.lent = Lent(rank, self._lane_of, supervisor.tell)
+        """What this member lends to others, and its way to what they lend."""
+        supervisor.on_request(self.lent.take)
 
     @property
     def backend(self) -> str:
         """``"gloo"`` or ``"nccl"``."""
         return self._options.backend.value
+
+    @property
+    def group_id(self) -> str:
+        """The id of this one group: another of the same name has another."""
+        return self._supervisor.group_id
 
     @property
     def members(self) -> dict[int, Member]:
@@ -205,7 +214,17 @@ def _connect(group: Group, label: str, rank: int, size: int) -> Channel:
         raise TransportError("the group has failed")
     limit_s = max(options.timeout_s, options.join_timeout_s) + _TRANSPORT_SLACK_S
     try:
-        return Channel(options.backend, PrefixStore(f"lane/{label}", store), rank, size, limit_s)
+        own = PrefixStore(f"lane/{label}", _own_connection(store))
+        return Channel(options.backend, own, rank, size, limit_s)
     except RuntimeError as error:
         text = str(error).strip().partition("\n")[0]
     raise TransportError(text)
+
+
+def _own_connection(store: Any) -> Any:
+    """Return a store of a lane's own.
+
+    On one connection, two lanes that each wait for the other member would keep each other from telling it.
+    """
+    clone = getattr(store, "clone", None)  # since torch 2.8
+    return store if clone is None else clone()

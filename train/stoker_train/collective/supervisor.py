@@ -70,7 +70,9 @@ class Supervisor:
         self._stall_s = stall_s
         self._runtime = current.runtime()
         self._namespace = quote(self._runtime.job.namespace, safe="")
+        self.group_id = ""
         self._prefix = ""
+        self._on_request: Callable[[bytes], None] | None = None
         self._members: dict[int, Member] = {}
         self._lanes: list[Lane] = []
         self._lock = threading.Lock()
@@ -86,6 +88,7 @@ class Supervisor:
 
     def start(self, group_id: str, members: Mapping[int, Member]) -> None:
         """Begin; no death since this object was made is missed."""
+        self.group_id = group_id
         self._prefix = f"collective/{group_id}/"
         self._members = dict(members)
         self._runtime.io.run(self._follow_all(), _CALL_S)
@@ -104,6 +107,10 @@ class Supervisor:
         """Call ``function`` once when the group fails."""
         self._on_failure.append(function)
 
+    def on_request(self, function: Callable[[bytes], None]) -> None:
+        """Hand ``function`` the value of each key ``want/RANK/...`` of this member, in the watch's thread."""
+        self._on_request = function
+
     def fail(self, failure: Failure, *, tell: bool = True) -> None:
         """Fail the group here, and have the other members told; the first reason stays."""
         with self._lock:
@@ -119,7 +126,7 @@ class Supervisor:
         _log.warning("group %r failed: %s", self.name, failure.error().one_line)
         if tell:
             text = failure.text.encode()[:_MAX_TEXT].decode(errors="ignore")
-            self._tell("abort", msgspec.structs.replace(failure, text=text, actors=()))
+            self.tell("abort", msgspec.structs.replace(failure, text=text, actors=()))
 
     def check(self) -> None:
         """Raise why the group failed, if it has."""
@@ -137,7 +144,7 @@ class Supervisor:
     def leave(self, timeout_s: float) -> None:
         """End it: the others are told that this member has left."""
         if self.failure is None:
-            self._tell(f"left/{self.rank}", self._status())
+            self.tell(f"left/{self.rank}", self._status())
         if self._thread is not None:
             self._news.put(None)
             if self._thread is not threading.current_thread():
@@ -228,10 +235,13 @@ class Supervisor:
         if what == "abort":
             self.fail(msgspec.msgpack.decode(change.value, type=Failure), tell=False)
         elif what == "ask":
-            self._tell(f"at/{self.rank}", self._status())
+            self.tell(f"at/{self.rank}", self._status())
         elif what.startswith("at/"):
             status = msgspec.msgpack.decode(change.value, type=Status)
             self._statuses[status.rank] = status
+        elif what.startswith(f"want/{self.rank}/"):
+            if self._on_request is not None:
+                self._on_request(change.value)
         elif what.startswith("left/"):
             status = msgspec.msgpack.decode(change.value, type=Status)
             self._left[status.rank] = status
@@ -252,7 +262,7 @@ class Supervisor:
         if self._asked_s is None or self._asked_s < not_before_s:
             self._asked_s = now_s
             self._statuses.clear()
-            self._tell("ask", self.rank)
+            self.tell("ask", self.rank)
 
     def _status(self) -> Status:
         with self._lock:
@@ -363,7 +373,7 @@ class Supervisor:
 
     # -- the control store -----------------------------------------------------------------------
 
-    def _tell(self, what: str, value: object) -> None:
+    def tell(self, what: str, value: object) -> None:
         """Set a key of the group; nobody waits for it. The first abort stays."""
         key, encoded = f"{self._prefix}{what}", msgspec.msgpack.encode(value)
 

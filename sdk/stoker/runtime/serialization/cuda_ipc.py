@@ -68,6 +68,10 @@ class Loan(NamedTuple):
     token: bytes
     nbytes: int
 
+    def borrow(self) -> torch.UntypedStorage:
+        """Return a storage with a copy of the lent bytes; see :func:`borrow`."""
+        return borrow(self)
+
 
 class DeviceMemory(Protocol):
     """Memory of devices that processes can share."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import mmap
 import pickle
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -28,11 +28,15 @@ try:
 except ImportError:  # torch runs without it: its tensors then go by torch's own way, with copies
     np = None  # type: ignore[assignment]
 
-if TYPE_CHECKING:
-    from stoker.runtime.serialization.cuda_ipc import Loan
-
 _DEVICES = frozenset({"cpu", "cuda"})
 _Reduced = tuple[Any, ...]
+
+
+class Loan(Protocol):
+    """A stand-in for the bytes of a tensor that stay where they are."""
+
+    def borrow(self) -> torch.UntypedStorage:
+        """Return a storage with a copy of them, in the process that reads."""
 
 
 class TensorPickling:
@@ -125,9 +129,7 @@ class _Block:
 
     def __reduce__(self) -> _Reduced:
         if self._loan is not None:
-            from stoker.runtime.serialization.cuda_ipc import borrow
-
-            return borrow, (self._loan,)
+            return type(self._loan).borrow, (self._loan,)
         return restore, (pickle.PickleBuffer(self._bytes), self._origin)
 
 

@@ -68,7 +68,7 @@ class Watched(Supervisor):
         self.lane = Lane()
         self.add(self.lane)  # type: ignore[arg-type]
 
-    def _tell(self, what: str, value: object) -> None:
+    def tell(self, what: str, value: object) -> None:
         self.told.append((what, value))
         if what == "ask" and self.is_heard:
             self.at(0, 5)

@@ -1,0 +1,1 @@
+"""Training by a group: an optimizer that exchanges gradients, and states that begin alike."""
