@@ -105,7 +105,8 @@ def test_matches_fp64(
         assert torch.equal(result == float("-inf"), empty), name
         error = (result.double() - oracle)[~empty]
         assert error.isfinite().all(), name
-        size = oracle[~empty].square().mean().sqrt().clamp_min(1e-3)
+        # Of terms of about 1 that may cancel, as dP and its mean do for a single token.
+        size = oracle[~empty].square().mean().sqrt().clamp_min(0.25)
         assert error.square().mean().sqrt() <= relative * size, name
         assert error.abs().max() <= 20 * relative * size, name
 
