@@ -7,15 +7,19 @@ own namespace, below ``train/{job_id}/``. Nothing here decides anything.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import logging
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stoker import kv
-from stoker.exceptions import NotFoundError
+from stoker.exceptions import GetTimeoutError, NotFoundError, StokerError
 
 __all__ = ("JobRecords", "KvStore")
 
+_log = logging.getLogger("stoker.train.controller")
 _CHUNK_NBYTES = 512 << 10
+_RETRY_S = 0.2
 
 
 class KvStore:
@@ -101,6 +105,26 @@ class JobRecords:
     def watch_asks(self) -> kv.Watch:
         """Return the changes of what is asked for."""
         return kv.watch(f"{self._prefix}ask/", namespace=self.namespace, timeout=1.0)
+
+    def follow_asks(self, take: Callable[[], object], goes_on: Callable[[], bool]) -> None:
+        """Call ``take`` now and at each change of what is asked for, as long as ``goes_on``.
+
+        A gcs that is away is watched anew.
+        """
+        while goes_on():
+            try:
+                with self.watch_asks() as changes:
+                    take()
+                    while goes_on():
+                        try:
+                            next(changes)
+                        except GetTimeoutError:
+                            continue
+                        take()
+            except (StokerError, StopIteration) as error:
+                if goes_on():
+                    _log.info("asks are watched anew: %s", error)
+                    time.sleep(_RETRY_S)
 
     def _put(self, name: str, data: bytes) -> None:
         kv.put(f"{self._prefix}{name}", data, namespace=self.namespace)

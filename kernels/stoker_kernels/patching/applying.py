@@ -163,9 +163,8 @@ def _attend(
                 )
             else:
                 applied.note_replaced(name, kind.__name__, "attention", undo)
-    for (
-        module
-    ) in model.modules():  # ``generate`` makes a decoder's masks by the whole model's config
+    # ``generate`` makes a decoder's masks by the whole model's config.
+    for module in model.modules():
         config = getattr(getattr(module, "decoder", None), "config", None)
         if getattr(config, "_attn_implementation", "") == NAME and "config" in module.__dict__:
             applied.note_undo(_switch(model, module.config))

@@ -48,7 +48,11 @@ def put_on_device(objects: ObjectStore, value: Any, tensor_transport: object) ->
         lending = _lending(tensor_transport)
     except ImportError:
         return objects.put(value)  # without torch there are no tensors
-    packed = pack(value, what="value", lend=lending.lend)
+    try:
+        packed = pack(value, what="value", lend=lending.lend)
+    except BaseException:
+        lending.revoke()  # of the tensors before what could not be packed
+        raise
     if not lending.copies:
         return objects.put_packed(packed)
     mark = objects.new_mark(lambda _: lending.revoke())

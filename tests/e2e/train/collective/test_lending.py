@@ -47,6 +47,18 @@ def read(refs: list[Any], seed: int, count: int) -> bool:
     )
 
 
+def put_what_cannot_be_packed() -> str:
+    import threading
+
+    import torch
+
+    try:
+        stoker.put([torch.ones(3), threading.Lock()], tensor_transport="collective")
+    except SerializationError as error:
+        return type(error).__name__
+    return "packed"
+
+
 def put_and_ask(other: Any, seed: int, count: int) -> bool:
     """Read by another member while this one is inside of a call."""
     return bool(stoker.get(other.run.remote(read, put(seed, count), seed, count), timeout=40))
@@ -69,7 +81,7 @@ def kept() -> int:
     return len(collective.group().lent._kept)
 
 
-by_value(put, read, put_and_ask, read_many, put_many, kept)
+by_value(put, read, put_and_ask, put_what_cannot_be_packed, read_many, put_many, kept)
 
 
 def test_members_read_what_another_has_put_and_others_do_not(
@@ -81,7 +93,11 @@ def test_members_read_what_another_has_put_and_others_do_not(
     (refs,) = (stoker.get(one.run.remote(put, 7, count), timeout=WAIT_S),)
     assert stoker.get(other.run.remote(read, refs, 7, count), timeout=WAIT_S)
     assert stoker.get(one.run.remote(read, refs, 7, count), timeout=WAIT_S), "the lender's own"
-    assert stoker.get(one.run.remote(kept), timeout=WAIT_S) == 3
+    failed = stoker.get(one.run.remote(put_what_cannot_be_packed), timeout=WAIT_S)
+    assert failed == "SerializationError"
+    assert stoker.get(one.run.remote(kept), timeout=WAIT_S) == 3, (
+        "and what was packed before is gone"
+    )
     with pytest.raises(SerializationError, match="cannot be read here"):
         stoker.get(outsider.run.remote(read, refs, 7, count), timeout=WAIT_S)
     with pytest.raises(SerializationError, match="cannot be read here"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,15 +37,16 @@ def test_pushes_while_servers_are_killed_are_applied_once_each(start: Callable[.
     def kill() -> None:
         try:
             for number in (0, 1, 0):
-                time.sleep(0.05)
-                os.kill(pid_of(servers[number]), signal.SIGKILL)
+                pid, before = pid_of(servers[number]), pushed
+                until(lambda before=before: pushed > before, 60, "pushes go on")
+                os.kill(pid, signal.SIGKILL)
         except BaseException as error:
             errors.append(error)
         done.set()
 
+    pushed = 0
     killer = threading.Thread(target=kill)
     killer.start()
-    pushed = 0
     while not done.is_set() or pushed < 10:
         table.push(keys, -np.ones((200, 4)))
         pushed += 1

@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from stoker import kv
-from stoker.exceptions import FencedError, GetTimeoutError, StokerError
+from stoker.exceptions import FencedError, StokerError
 from stoker.runtime import current
 from stoker.train.elastic import Session, join
 from stoker_train.elastic.controller.accounts import Accounts
@@ -128,7 +129,8 @@ class Controller:
         self.offers = Offers(session, self._queue.put)
         self.session: Session = session
         self._watches = True
-        asks = threading.Thread(target=self._watch_asks, name="asks", daemon=True)
+        follow = partial(self.records.follow_asks, self._put_asks, lambda: self._watches)
+        asks = threading.Thread(target=follow, name="asks", daemon=True)
         try:
             self.offers.start()
             asks.start()
@@ -335,23 +337,6 @@ class Controller:
                 _log.info("the slow rank was not reported: %s", error)
 
     # What is asked for.
-
-    def _watch_asks(self) -> None:
-        """Put what users ask for into the queue."""
-        while self._watches:
-            try:
-                with self.records.watch_asks() as changes:
-                    self._put_asks()
-                    while self._watches:
-                        try:
-                            next(changes)
-                        except GetTimeoutError:
-                            continue
-                        self._put_asks()
-            except StokerError as error:
-                if self._watches:
-                    _log.info("asks are watched again: %s", error)
-                    time.sleep(_HINT_S)
 
     def _put_asks(self) -> None:
         if not self.records.holds():

@@ -94,7 +94,7 @@ def measure_links(
     """Measure each pair of nodes that was not measured yet, and each node inside; return all of them.
 
     ``nodes`` are ids (default: all that are alive). Two actors with ``resources`` (default: a GPU each where
-    the node has one, else nothing) send to each other by NCCL or gloo: a message of 8 bytes each way for
+    the node has as many, else nothing) send to each other by NCCL or gloo: a message of 8 bytes each way for
     the latency, one of 16 MiB for the rate; medians. A pair takes some seconds, and pairs without a common
     node are measured side by side. ``again`` measures what is known too.
 
@@ -158,7 +158,8 @@ def _measure_round(
     try:
         waiting = {}
         for pair in pairs:
-            actors = [_end(alive[node], resources) for node in pair]
+            gpus = 2 if pair[0] == pair[1] else 1
+            actors = [_end(alive[node], resources, gpus) for node in pair]
             ends += actors
             name = f"{_key(pair)}/{time.time_ns()}"
             calls = [
@@ -182,11 +183,12 @@ def _measure_round(
             _kill(actor)
 
 
-def _end(node: Mapping[str, Any], resources: Mapping[str, float] | None) -> Any:
+def _end(node: Mapping[str, Any], resources: Mapping[str, float] | None, gpus: int) -> Any:
+    """Start an end of a link on a node; with a GPU where the node has the ``gpus`` that all its ends need."""
     import stoker
 
     wanted = dict(resources or {})
-    if resources is None and node.get("resources", {}).get("GPU", 0) >= 2:
+    if resources is None and node.get("resources", {}).get("GPU", 0) >= gpus:
         wanted = {"GPU": 1.0}
     return (
         stoker.remote(End)

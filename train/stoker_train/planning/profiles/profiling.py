@@ -38,7 +38,7 @@ def profile_model(
     ``batch(n)`` returns inputs and targets of n sequences, on the model's device: inputs are a tensor, or a
     tuple or dict of arguments. ``loss_fn(outputs, targets)`` returns a scalar. Each of two micro-batch
     ``sizes`` is timed ``rounds`` times after one that is not counted; medians are taken. With an
-    ``optimizer`` its update is timed too. Gradients are dropped.
+    ``optimizer`` its update is timed too: give a new one, as its state is dropped, as gradients are.
 
     ValueError where no layer is called, or ``sizes`` are not two growing numbers from 1.
     """

@@ -12,9 +12,10 @@ import queue
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import FencedError, GetTimeoutError, PlacementGroupRemovedError, StokerError
+from stoker.exceptions import FencedError, PlacementGroupRemovedError, StokerError
 from stoker_train.elastic.replica.reports import Value
 from stoker_train.sharded.controller.gang import Gang
 from stoker_train.sharded.options import ShardedResult
@@ -82,7 +83,8 @@ class Controller:
         if self._progress.get("stops"):
             self._end_at_commit()
             return self._finish()
-        asks = threading.Thread(target=self._watch_asks, name="asks", daemon=True)
+        follow = partial(self._records.follow_asks, self._put_asks, lambda: self._watches)
+        asks = threading.Thread(target=follow, name="asks", daemon=True)
         try:
             self._gang = Gang(self._records.job_id, self._spec, self._queue.put)
         except StokerError as error:
@@ -270,22 +272,6 @@ class Controller:
         return f"rank {rank} ({place}) on {where}"
 
     # What is asked for, and what is told.
-
-    def _watch_asks(self) -> None:
-        """Put what users ask for into the queue."""
-        while self._watches:
-            try:
-                with self._records.watch_asks() as changes:
-                    self._put_asks()
-                    while self._watches:
-                        try:
-                            next(changes)
-                        except GetTimeoutError:
-                            continue
-                        self._put_asks()
-            except (StokerError, StopIteration) as error:
-                _log.info("asks are watched anew: %s", error)
-                time.sleep(_TICK_S)
 
     def _put_asks(self) -> None:
         for one in self._records.take_asks():
